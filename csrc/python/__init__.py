@@ -1,0 +1,1 @@
+"""Airside: a distributed server for text and image-to-text models."""

@@ -1,0 +1,601 @@
+"""Every message that travels between Airside's own processes, as a typed class.
+
+On the wire a message is one frame: a version byte, then a msgpack array `[kind, field, field, ...]`. Large binary
+parts (image files) follow as frames of their own, so that nobody copies them to look at the rest. Hot messages are
+columnar: arrays travel as little-endian bytes, named here with their dtype.
+
+Kinds are numbered once and never renumbered; a field is only ever added at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+VERSION = 1
+
+SeqId = NewType("SeqId", int)
+"""A sequence, for its whole life: 31 random bits of the front end that made it, then a 32-bit counter."""
+
+_REGISTRY: dict[int, type[Message]] = {}
+
+
+class MessageRefused(Exception):
+    """A frame that is not a message of ours. `why` is a short stable word, fit for a metric label."""
+
+    def __init__(self, why: str, detail: str) -> None:
+        super().__init__(f"{why}: {detail}")
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all messages; subclasses are declared with `@message(kind)`."""
+
+    kind: ClassVar[int] = -1
+
+
+M = TypeVar("M", bound=Message)
+
+
+def message(kind: int) -> Callable[[type[M]], type[M]]:
+    """Class decorator: makes a dataclass of the class and registers it under `kind` (unique, never renumbered)."""
+
+    def register(cls: type[M]) -> type[M]:
+        made = dataclass(frozen=True, slots=True)(cls)
+        if kind in _REGISTRY:
+            raise AssertionError(f"kind {kind} is taken by {_REGISTRY[kind].__name__}")
+        made.kind = kind
+        _REGISTRY[kind] = made
+        return made
+
+    return register
+
+
+# --- any process -> controller ------------------------------------------------------------------------------------
+
+
+@message(1)
+class Heartbeat(Message):
+    """Sent by every peer when it has had nothing else to say for a second."""
+
+    rss_bytes: int
+
+
+# --- gateway -> controller ----------------------------------------------------------------------------------------
+
+
+@message(10)
+class GatewayHello(Message):
+    """First message of a gateway; answered with `EngineState`."""
+
+    node: str
+    pid: int
+
+
+@message(11)
+class AddRequest(Message):
+    """A checked and tokenized request. One attachment per image: the bytes of the file, in mark order."""
+
+    seq_id: int
+    request_id: str
+    token_ids: bytes  # i32
+    image_positions: list[int]  # index of each image's mark in token_ids, increasing
+    arrival: float  # unix time of the RPC
+    priority: int
+    deadline: float | None  # unix time
+    max_tokens: int | None
+    min_tokens: int
+    stop_token_ids: list[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+@message(12)
+class AbortSequence(Message):
+    """The client is gone, cancelled, or out of time. Not answered; the end comes as a finish."""
+
+    seq_id: int
+    cause: str
+
+
+@message(13)
+class AbortByName(Message):
+    """`Control.Abort`. Answered with `AbortOutcome`."""
+
+    query_id: int
+    request_id: str
+
+
+@message(14)
+class ScaleVision(Message):
+    """`Control.ScaleVision`. Answered with `ScaleVisionOutcome`, and passed on to the supervisor."""
+
+    query_id: int
+    replicas: int
+
+
+@message(15)
+class GaugesQuery(Message):
+    """Answered with `Gauges`."""
+
+    query_id: int
+
+
+@message(16)
+class PeersQuery(Message):
+    """Answered with `Peers`."""
+
+    query_id: int
+
+
+# --- controller -> gateway ----------------------------------------------------------------------------------------
+
+
+@message(20)
+class EngineState(Message):
+    """What a gateway must know to check requests. Sent on its hello and on every change."""
+
+    state: str  # "starting" | "ready" | "recovering"
+    detail: str
+    max_model_len: int
+    kv_tokens_max: int  # the longest sequence that the KV pool can ever hold
+    vision_ready: bool
+
+
+@message(21)
+class Accepted(Message):
+    """The sequence is in the waiting queue."""
+
+    seq_id: int
+    queue_position: int
+
+
+@message(22)
+class Rejected(Message):
+    """The sequence never entered the queue.
+
+    `code` is one of "duplicate_id", "context_exceeded", "pool_exceeded", "queue_full", "unavailable", "invalid".
+    """
+
+    seq_id: int
+    code: str
+    detail: str
+
+
+@message(23)
+class ImageReady(Message):
+    """The pixels of one image are in."""
+
+    seq_id: int
+    image_index: int
+    num_tokens: int
+    process_s: float
+
+
+@message(24)
+class OutputBatch(Message):
+    """All new tokens of one step for one gateway, and all ends since the last batch.
+
+    Row i of the columns: sequence `seq_ids[i]` made the next `num_tokens[i]` entries of `token_ids`.
+    """
+
+    seq_ids: bytes  # u64
+    num_tokens: bytes  # i32
+    token_ids: bytes  # i32
+    finished: list[FinishedRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRow:
+    """The one end of one sequence; its last tokens are in the same batch or an earlier one. Times are durations."""
+
+    seq_id: int
+    reason: str
+    detail: str
+    prompt_tokens: int
+    image_tokens: int
+    completion_tokens: int
+    preemptions: int
+    queued_s: float
+    time_to_first_token_s: float
+    decode_s: float
+
+
+@message(25)
+class AbortOutcome(Message):
+    """`outcome` is "aborted", "already_finished" or "unknown"."""
+
+    query_id: int
+    outcome: str
+
+
+@message(26)
+class ScaleVisionOutcome(Message):
+    """`refused` is empty when the target was taken."""
+
+    query_id: int
+    replicas: int
+    refused: str
+
+
+@message(27)
+class Gauges(Message):
+    """Numbers for `GetServerInfo`, by their names in `airside.v1.Gauges`."""
+
+    query_id: int
+    gauges: dict[str, float]
+    requests_finished: dict[str, int]
+    bus_messages_refused: dict[str, int]
+
+
+@message(28)
+class Peers(Message):
+    """Rows for `ListWorkers`."""
+
+    query_id: int
+    peers: list[PeerRow]
+    vision_target: int
+    vision_pending: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """One process. Fields as in `airside.v1.Worker`."""
+
+    role: str
+    name: str
+    rank: int
+    node: str
+    pid: int
+    state: str
+    last_heard_s: float
+    jobs_done: int
+    rss_bytes: int
+
+
+# --- worker -> controller -----------------------------------------------------------------------------------------
+
+
+@message(30)
+class WorkerHello(Message):
+    """A rank has loaded its weights. `group` counts the launches of the whole worker group."""
+
+    rank: int
+    world_size: int
+    group: int
+    node: str
+    pid: int
+    num_blocks: int  # how many KV blocks this rank can hold
+    load_s: float
+
+
+@message(31)
+class StepResult(Message):
+    """From rank 0: one sampled token for each row that the plan asked to sample, in the plan's order."""
+
+    step_id: int
+    sampled: bytes  # i32
+    execute_s: float
+
+
+@message(32)
+class WorkerFailed(Message):
+    """A rank cannot go on; it exits after sending this."""
+
+    rank: int
+    detail: str
+
+
+# --- controller -> worker -----------------------------------------------------------------------------------------
+
+
+@message(40)
+class KvSetup(Message):
+    """To every rank once all have said hello: allocate this many KV blocks."""
+
+    num_blocks: int
+
+
+@message(41)
+class StepPlan(Message):
+    """To every rank: one step, complete in itself; ranks keep nothing about sequences between steps but KV blocks.
+
+    Row i is one sequence: tokens `[num_computed[i], num_computed[i] + num_new[i])` are computed, their KV written to
+    the blocks of its table. Rows with `sampled[i] == 1` sample one token from the last position's logits; the
+    sampling columns have one entry per such row.
+    """
+
+    step_id: int
+    seq_ids: bytes  # u64 [num_seqs]
+    num_computed: bytes  # i32 [num_seqs]
+    num_new: bytes  # i32 [num_seqs]
+    token_ids: bytes  # i32 [sum(num_new)]
+    num_blocks: bytes  # i32 [num_seqs]: length of each block table
+    block_tables: bytes  # i32 [sum(num_blocks)]
+    sampled: bytes  # u8 [num_seqs]
+    temperature: bytes  # f32 [num_sampled]
+    top_k: bytes  # i32 [num_sampled]
+    top_p: bytes  # f32 [num_sampled]
+    min_p: bytes  # f32 [num_sampled]
+    seed: bytes  # u64 [num_sampled]
+    position: bytes  # i64 [num_sampled]: how many tokens the sequence has made so far
+    banned: dict[int, list[int]] = field(default_factory=dict)  # sampled row -> token ids with no probability
+    images: list[ImageRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A tensor inside an arena segment. `offset` counts bytes from the start of the slab."""
+
+    name: str
+    dtype: str  # numpy's name
+    shape: list[int]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PixelsRef:
+    """Processed pixels of one image in the arena: a slab of a segment, and the tensors in it."""
+
+    segment: str
+    slab: int  # byte offset of the slab in the segment
+    num_bytes: int
+    tensors: list[TensorRef]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """One image that this step touches, in token order.
+
+    The step's tokens that equal the model's image token are, over all rows of the plan in order, embeddings
+    `[embed_start, embed_start + embed_count)` of each ImageRow's picture in turn.
+    """
+
+    seq_id: int
+    image_index: int
+    embed_start: int
+    embed_count: int
+    pixels: PixelsRef
+
+
+@message(42)
+class Shutdown(Message):
+    """To any peer: finish what is in hand and exit."""
+
+    why: str
+
+
+# --- vision worker -> controller ----------------------------------------------------------------------------------
+
+
+@message(50)
+class VisionHello(Message):
+    """A vision worker is up; `segment` is the shared-memory segment that it alone allocates from."""
+
+    node: str
+    pid: int
+    segment: str
+
+
+@message(51)
+class Credit(Message):
+    """The worker can take this many more jobs."""
+
+    jobs: int
+
+
+@message(52)
+class Shape(Message):
+    """From the header alone: the exact token ids that take the place of this image's mark."""
+
+    seq_id: int
+    image_index: int
+    epoch: int
+    expansion: bytes  # i32
+
+
+@message(53)
+class Pixels(Message):
+    """The image's tensors are in the arena; the slab is the controller's until it sends `Release`."""
+
+    seq_id: int
+    image_index: int
+    epoch: int
+    pixels: PixelsRef
+    process_s: float
+
+
+@message(54)
+class ImageFailed(Message):
+    """The image cannot be used. `cause` is a short stable word ("truncated", "too_large", ...), `detail` a sentence."""
+
+    seq_id: int
+    image_index: int
+    epoch: int
+    cause: str
+    detail: str
+
+
+@message(55)
+class Goodbye(Message):
+    """A drained worker has nothing left, holds no slab, and exits."""
+
+
+# --- controller -> vision worker ----------------------------------------------------------------------------------
+
+
+@message(60)
+class Job(Message):
+    """Process one image; its bytes are the attachment. `epoch` counts the attempts at this image."""
+
+    seq_id: int
+    image_index: int
+    epoch: int
+
+
+@message(61)
+class Cancel(Message):
+    """Nobody wants this image any more. Harmless when it is done already."""
+
+    seq_id: int
+    image_index: int
+    epoch: int
+
+
+@message(62)
+class Release(Message):
+    """The slab at this byte offset of the worker's segment is free again."""
+
+    slab: int
+
+
+@message(63)
+class Drain(Message):
+    """Take no more jobs; finish those in hand, wait for all slabs to come back, say goodbye, exit."""
+
+
+# --- supervisor <-> controller ------------------------------------------------------------------------------------
+
+
+@message(70)
+class SupervisorHello(Message):
+    """First message of the supervisor; answered with `VisionTarget`."""
+
+    node: str
+    pid: int
+
+
+@message(71)
+class PeerLost(Message):
+    """Supervisor -> controller: the process with this bus name is gone."""
+
+    name: str
+    detail: str
+
+
+@message(72)
+class VisionPool(Message):
+    """Supervisor -> controller: how many vision workers there should be, and why there are fewer (or "")."""
+
+    target: int
+    pending: str
+
+
+@message(73)
+class DrainVision(Message):
+    """Supervisor -> controller: this vision worker is to go."""
+
+    name: str
+
+
+@message(74)
+class VisionTarget(Message):
+    """Controller -> supervisor: someone asked for this many vision workers."""
+
+    replicas: int
+
+
+# --- the codec ----------------------------------------------------------------------------------------------------
+
+
+def encode(msg: Message) -> bytes:
+    """The frame of a message."""
+    return bytes((VERSION,)) + _pack([msg.kind, *_plain(msg)])
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message in a frame.
+
+    Raises:
+        MessageRefused: another version, an unknown kind, or fields that do not fit the class.
+    """
+    view = memoryview(frame)
+    if len(view) < 2:
+        raise MessageRefused("malformed", f"frame of {len(view)} bytes")
+    if view[0] != VERSION:
+        raise MessageRefused("version", f"version {view[0]}, this process speaks {VERSION}")
+    try:
+        kind, *values = msgpack.unpackb(view[1:], strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MessageRefused("malformed", f"{type(error).__name__}: {error}") from error
+    cls = _REGISTRY.get(kind) if isinstance(kind, int) else None
+    if cls is None:
+        raise MessageRefused("unknown_kind", f"kind {kind!r}")
+    return typing.cast(Message, _build(cls, values))
+
+
+_pack: Callable[[object], bytes] = msgpack.Packer(default=lambda row: _plain(row)).pack
+
+
+def _plain(record: Any) -> list[object]:  # Any: a dataclass instance
+    return [getattr(record, name) for name in _field_names(type(record))]
+
+
+_names_cache: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
+    names = _names_cache.get(cls)
+    if names is None:
+        names = _names_cache[cls] = tuple(f.name for f in dataclasses.fields(cls))
+    return names
+
+
+_Convert = Callable[[object], object]
+_schemas: dict[type, tuple[tuple[_Convert, ...], int]] = {}
+
+
+def _build(cls: type, values: list[object]) -> object:
+    converts, required = _schema(cls)
+    if not required <= len(values) <= len(converts):
+        raise MessageRefused("malformed", f"{cls.__name__} with {len(values)} fields")
+    try:
+        return cls(*[convert(value) for convert, value in zip(converts, values, strict=False)])
+    except (TypeError, ValueError) as error:
+        raise MessageRefused("malformed", f"{cls.__name__}: {error}") from error
+
+
+def _schema(cls: type) -> tuple[tuple[_Convert, ...], int]:
+    schema = _schemas.get(cls)
+    if schema is None:
+        hints = get_type_hints(cls)
+        fields = dataclasses.fields(cls)
+        required = sum(
+            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields
+        )
+        schema = _schemas[cls] = tuple(_converter(hints[f.name]) for f in fields), required
+    return schema
+
+
+def _converter(hint: Any) -> _Convert:  # Any: a type annotation
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        inner = _converter(next(arg for arg in get_args(hint) if arg is not type(None)))
+        return lambda value: None if value is None else inner(value)
+    if origin is list:
+        item = _converter(get_args(hint)[0])
+        return lambda value: [item(entry) for entry in _expect(value, list)]
+    if origin is dict:
+        key, item = (_converter(arg) for arg in get_args(hint))
+        return lambda value: {key(k): item(v) for k, v in _expect(value, dict).items()}
+    if dataclasses.is_dataclass(hint):
+        return lambda value: _build(typing.cast(type, hint), _expect(value, list))
+    if hint is float:
+        return lambda value: float(_expect(value, (int, float)))
+    return lambda value: _expect(value, hint)
+
+
+def _expect(value: Any, wanted: Any) -> Any:  # Any: what msgpack gave, checked here
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise TypeError(f"{value!r:.40} where {getattr(wanted, '__name__', wanted)} belongs")
+    return value

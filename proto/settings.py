@@ -1,0 +1,116 @@
+"""What each process is told when it is started: one frozen dataclass per process, as JSON on its command line.
+
+The YAML file is checked once, in `cluster/`; these are the parts of it that a process needs, with everything that
+was `auto` decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Base of all settings."""
+
+    def to_json(self) -> str:
+        """One line of JSON, read back by `from_json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises TypeError on unknown or missing keys."""
+        values: dict[str, Any] = json.loads(text)  # Any: JSON
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings(Settings):
+    """For `airside.controller`: the engine core's limits and the bus."""
+
+    endpoint: str
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    tensor_parallel_size: int
+    enable_chunked_prefill: bool
+    prefill_first: bool
+    strict_fifo: bool
+    preemption: str  # "recompute" | "stop"
+    max_queued_requests: int
+    max_queued_tokens: int
+    vision_target: int  # vision workers to ask for at first; 0 for a text model
+    image_token_id: int | None
+    image_job_attempts_max: int = 3
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings(Settings):
+    """For `airside.workers`: one rank of the model."""
+
+    endpoint: str
+    name: str
+    rank: int
+    world_size: int
+    group: int
+    rendezvous: str  # torch.distributed init_method, e.g. "tcp://127.0.0.1:port" or "file:///path"; unused at size 1
+    model_path: str  # a checkpoint folder, or a .gguf file
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    device: str  # "cpu" | "cuda"
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: int | None  # None: decide from the memory at hand
+    num_kv_blocks_max: int | None  # an upper bound, for tests and small models
+    num_threads: int
+    node: str = "local"
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionWorkerSettings(Settings):
+    """For `airside.vision_workers`: one image preprocessing process."""
+
+    endpoint: str
+    name: str
+    model_path: str
+    segment: str  # name of the shared-memory segment it creates
+    segment_bytes: int
+    max_bytes: int
+    max_pixels: int
+    max_aspect: float
+    background: str = "#ffffff"
+    nice: int = 10
+    node: str = "local"
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings(Settings):
+    """For `airside.controller.gateway`: the gRPC server and the text side of the model."""
+
+    endpoint: str
+    name: str
+    host: str
+    port: int
+    model_path: str
+    served_name: str
+    architecture: str
+    device: str
+    dtype: str
+    tensor_parallel_size: int
+    max_model_len: int
+    max_images_per_prompt: int
+    max_image_bytes: int
+    max_message_bytes: int
+    reflection: bool
+    reuse_port: bool = False
+    node: str = "local"
+    log_level: str = "info"
+    generation_defaults: dict[str, float] = field(default_factory=dict)
