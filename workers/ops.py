@@ -1,0 +1,159 @@
+"""The one door to the kernels.
+
+Every operator has the same name here, in the binding, in the kernel's file and in its test. `_kernels(tensor)` picks
+the library by the device of the tensor; model code never asks which one. Activations are float32, bfloat16 or
+float16 and contiguous unless a docstring says otherwise; all sums are taken in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import tvm_ffi
+from torch import Tensor
+
+import airside
+
+
+@functools.cache
+def _library(device_type: str) -> Any:  # Any: a tvm-ffi module, whose functions are found by name
+    path = Path(airside.__file__).parent / f"_kernels_{device_type}.so"
+    if not path.exists():
+        raise RuntimeError(
+            f"Airside was built without its {device_type} kernels ({path.name} is missing); "
+            "install with AIRSIDE_CUDA=ON on a machine with nvcc, or set engine.device to cpu"
+        )
+    return tvm_ffi.load_module(str(path))
+
+
+def _kernels(tensor: Tensor) -> Any:  # Any: as above
+    return _library(tensor.device.type)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis: `round(x / sqrt(mean(x^2) + eps)) * weight`.
+
+    The normalised value is rounded to x's dtype before it is multiplied, as Llama checkpoints were trained
+    (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+    Args:
+        x: [num_tokens, hidden].
+        weight: [hidden], x's dtype.
+    Returns: [num_tokens, hidden], x's dtype.
+    """
+    out = torch.empty_like(x)
+    _kernels(x).rms_norm(x, weight, eps, out)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds `x` into `residual` in place, then returns `rms_norm(residual)`.
+
+    Args:
+        x, residual: [num_tokens, hidden], one dtype. `residual` is overwritten with the (rounded) sum.
+        weight: [hidden].
+    Returns: [num_tokens, hidden].
+    """
+    out = torch.empty_like(x)
+    _kernels(x).add_rms_norm(x, residual, weight, eps, out)
+    return out
+
+
+def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotates q and k in place, in the half-split layout of Llama (Su et al. 2021, arXiv 2104.09864).
+
+    Pairs are `(x[i], x[i + head_dim / 2])`. cos and sin are rounded to q's dtype, each product and their sum too, as
+    transformers does, so that bfloat16 results agree.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim]; rows may be strided (a slice of a fused projection), heads contiguous.
+        k: [num_tokens, num_kv_heads, head_dim]; likewise.
+        positions: [num_tokens] int32.
+        cos, sin: [max_positions, head_dim / 2] float32.
+    """
+    _kernels(q).rotary_embedding(q, k, positions, cos, sin)
+
+
+def kv_cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Stores each token's key and value in its slot.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim]; rows may be strided.
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], k's dtype.
+        slots: [num_tokens] int64, `block_id * block_size + offset`.
+    """
+    _kernels(k).kv_cache_write(k, v, k_cache, v_cache, slots)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+) -> Tensor:
+    """Causal attention of new tokens over the paged cache, for any mix of prefill chunks and decodes.
+
+    Sequence i has `query_starts[i + 1] - query_starts[i]` query rows, which are the last tokens of its context of
+    `context_lens[i]` tokens (their keys already in the cache); row j attends to positions up to its own. Query head h
+    reads KV head `h // (num_heads / num_kv_heads)`. Softmax in float32, one fixed order of summation whatever the
+    batch or chunking.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim]; rows may be strided.
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim].
+        block_tables: [num_seqs, max_blocks] int32; entries past a sequence's context are not read.
+        query_starts: [num_seqs + 1] int32, starting with 0.
+        context_lens: [num_seqs] int32.
+        scale: usually head_dim ** -0.5.
+    Returns: [num_tokens, num_heads, head_dim], q's dtype, contiguous.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _kernels(q).paged_attention(q, k_cache, v_cache, block_tables, query_starts, context_lens, scale, out)
+    return out
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` of a fused projection; silu is rounded to the dtype before the product.
+
+    Args:
+        gate_up: [num_tokens, 2 * intermediate]: gate first, then up.
+    Returns: [num_tokens, intermediate].
+    """
+    out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+    _kernels(gate_up).silu_and_mul(gate_up, out)
+    return out
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One token per row.
+
+    A row of temperature 0 takes the largest logit (the lowest id among equals). Others divide by the temperature,
+    keep the top_k largest, then the smallest set whose mass reaches top_p, then what reaches min_p times the
+    largest probability, and draw from what is left with one uniform number, Philox-4x32-10 (Salmon et al. 2011) of
+    key `seed` and counter `position`.
+
+    Args:
+        logits: [num_rows, vocab] float32.
+        temperature, top_p, min_p: [num_rows] float32.
+        top_k: [num_rows] int32; 0 keeps all.
+        seed: [num_rows] int64 (the bits of an unsigned seed).
+        position: [num_rows] int64: how many tokens the sequence had made.
+    Returns: [num_rows] int32.
+    """
+    out = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
+    _kernels(logits).sample(logits, temperature, top_k, top_p, min_p, seed, position, out)
+    return out
