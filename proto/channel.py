@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import zmq
 import zmq.asyncio
@@ -20,8 +20,6 @@ from airside.proto.messages import Message, MessageRefused, decode, encode
 
 OUTBOX_MESSAGES_MAX = 4096
 """Messages that may wait for one peer before it counts as stuck."""
-
-_COPY_BELOW_BYTES = 65_536  # smaller frames are cheaper to copy than to share
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,9 @@ class Hub:
 
     def send(self, peer: str, message: Message, attachments: Sequence[memoryview] = ()) -> bool:
         """Puts a message into the peer's outbox. False: the peer is unknown, gone, or its outbox is full."""
-        frames = [peer.encode(), encode(message), *attachments]
+        frames: list[bytes | memoryview] = [peer.encode(), encode(message), *attachments]
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False) if attachments else (
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
-            )
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=not attachments)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -153,12 +149,13 @@ class AsyncLink:
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
         self._socket.connect(endpoint)
-        self._sender = zmq.Socket.shadow(self._socket.underlying)
         self.refused: Counter[str] = Counter()
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message. Raises zmq.Again when the controller has not taken 4,096 earlier ones."""
-        self._sender.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
+        # Through the async socket and not past it: a bare send could swallow the edge that wakes a waiting receive.
+        sent = self._socket.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
+        cast("asyncio.Future[object]", sent).result()
 
     async def receive(self) -> Message:
         """The next message; refused ones are counted and passed over."""

@@ -1,0 +1,92 @@
+# What CI runs is what people run. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+SOURCES := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
+PACKAGES := controller workers vision_workers proto cluster tests benchmarks examples
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
+SEED ?= 1
+
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help install dev build proto fmt lint test test-fast sim asan bench demo serve wheel clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(VENV)/.requirements: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing what Airside needs into $(VENV) (a few minutes the first time)"
+	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet "scikit-build-core>=1.0" "nanobind>=2.9" "apache-tvm-ffi>=0.1.10" "cmake>=3.26" ninja
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
+	$(PIP) install --quiet --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --no-build-isolation -e ".[dev]"
+	touch $@
+
+install: $(VENV)/.installed  ## Airside in .venv, editable
+dev: $(VENV)/.dev  ## the same with everything that tests and lint need
+build: install  ## rebuild the C++ parts after a change
+
+proto: dev  ## regenerate the gRPC stubs from proto/airside.proto
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iairside/proto=proto --python_out=build \
+	  --grpc_python_out=build --mypy_out=quiet:build --mypy_grpc_out=quiet:build airside/proto/airside.proto
+	cp build/airside/proto/airside_pb2* proto/
+
+fmt: dev  ## format Python and C++
+	$(BIN)/ruff check --fix --quiet $(PACKAGES)
+	$(BIN)/ruff format --quiet $(PACKAGES)
+	$(BIN)/clang-format -i $(CPP)
+
+lint: dev  ## style, types, import directions, freshness of generated files
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/mypy
+	PYTHONPATH=build/view $(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+test: dev sim  ## all tests
+	$(BIN)/python -m pytest
+
+test-fast: dev  ## the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+build/sim/simulator: $(VENV)/.requirements $(SOURCES)
+	$(BIN)/cmake -S . -B build/sim -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DAIRSIDE_TESTS=ON > build/sim.log
+	$(BIN)/cmake --build build/sim --target simulator >> build/sim.log
+	@test -e $@ || cp $$(find build/sim -name simulator -type f) $@
+
+sim: build/sim/simulator  ## the engine core under a seeded storm: make sim SEED=7
+	$< --seed $(SEED)
+
+asan:  ## the same, built with AddressSanitizer and UBSan
+	$(MAKE) $(VENV)/.requirements
+	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DAIRSIDE_TESTS=ON -DAIRSIDE_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(BIN)/cmake --build build/asan --target simulator
+	$$(find build/asan -name simulator -type f) --seed $(SEED)
+
+bench: dev  ## one table, side by side with transformers, and a JSON file
+	$(BIN)/python benchmarks/bench.py
+
+demo: install  ## the whole system: a cluster, text and pictures over gRPC, scaling, shutdown
+	$(BIN)/airside demo
+
+serve: install  ## the same server, left up
+	$(BIN)/airside demo --keep
+
+wheel: $(VENV)/.requirements  ## a wheel in dist/
+	$(PIP) wheel --quiet --no-build-isolation --no-deps -w dist .
+
+clean:  ## remove what was built, keep .venv
+	rm -rf build dist bench-results

@@ -1,0 +1,139 @@
+"""How a message becomes a frame and back: a version byte, then a msgpack array `[kind, field, field, ...]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+VERSION = 1
+
+_REGISTRY: dict[int, type[Message]] = {}
+
+
+class MessageRefused(Exception):
+    """A frame that is not a message of ours. `why` is a short stable word, fit for a metric label."""
+
+    def __init__(self, why: str, detail: str) -> None:
+        super().__init__(f"{why}: {detail}")
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all messages; subclasses are declared with `@message(kind)`."""
+
+    kind: ClassVar[int] = -1
+
+
+M = TypeVar("M", bound=Message)
+
+
+def message(kind: int) -> Callable[[type[M]], type[M]]:
+    """Class decorator: makes a dataclass of the class and registers it under `kind` (unique, never renumbered)."""
+
+    def register(cls: type[M]) -> type[M]:
+        made = dataclass(frozen=True, slots=True)(cls)
+        if kind in _REGISTRY:
+            raise AssertionError(f"kind {kind} is taken by {_REGISTRY[kind].__name__}")
+        made.kind = kind
+        _REGISTRY[kind] = made
+        return made
+
+    return register
+
+
+def encode(msg: Message) -> bytes:
+    """The frame of a message."""
+    return bytes((VERSION,)) + _pack([msg.kind, *_plain(msg)])
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message in a frame.
+
+    Raises:
+        MessageRefused: another version, an unknown kind, or fields that do not fit the class.
+    """
+    view = memoryview(frame)
+    if len(view) < 2:
+        raise MessageRefused("malformed", f"frame of {len(view)} bytes")
+    if view[0] != VERSION:
+        raise MessageRefused("version", f"version {view[0]}, this process speaks {VERSION}")
+    try:
+        kind, *values = msgpack.unpackb(view[1:], strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MessageRefused("malformed", f"{type(error).__name__}: {error}") from error
+    cls = _REGISTRY.get(kind) if isinstance(kind, int) else None
+    if cls is None:
+        raise MessageRefused("unknown_kind", f"kind {kind!r}")
+    return typing.cast(Message, _build(cls, values))
+
+
+_pack: Callable[[object], bytes] = msgpack.Packer(default=lambda row: _plain(row)).pack
+
+
+def _plain(record: Any) -> list[object]:  # Any: a dataclass instance
+    return [getattr(record, name) for name in _field_names(type(record))]
+
+
+_names_cache: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
+    names = _names_cache.get(cls)
+    if names is None:
+        names = _names_cache[cls] = tuple(f.name for f in dataclasses.fields(cls))
+    return names
+
+
+_Convert = Callable[[object], object]
+_schemas: dict[type, tuple[tuple[_Convert, ...], int]] = {}
+
+
+def _build(cls: type, values: list[object]) -> object:
+    converts, required = _schema(cls)
+    if not required <= len(values) <= len(converts):
+        raise MessageRefused("malformed", f"{cls.__name__} with {len(values)} fields")
+    try:
+        return cls(*[convert(value) for convert, value in zip(converts, values, strict=False)])
+    except (TypeError, ValueError) as error:
+        raise MessageRefused("malformed", f"{cls.__name__}: {error}") from error
+
+
+def _schema(cls: type) -> tuple[tuple[_Convert, ...], int]:
+    schema = _schemas.get(cls)
+    if schema is None:
+        hints = get_type_hints(cls)
+        fields = dataclasses.fields(cls)
+        required = sum(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
+        schema = _schemas[cls] = tuple(_converter(hints[f.name]) for f in fields), required
+    return schema
+
+
+def _converter(hint: Any) -> _Convert:  # Any: a type annotation
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        inner = _converter(next(arg for arg in get_args(hint) if arg is not type(None)))
+        return lambda value: None if value is None else inner(value)
+    if origin is list:
+        item = _converter(get_args(hint)[0])
+        return lambda value: [item(entry) for entry in _expect(value, list)]
+    if origin is dict:
+        key, item = (_converter(arg) for arg in get_args(hint))
+        return lambda value: {key(k): item(v) for k, v in _expect(value, dict).items()}
+    if dataclasses.is_dataclass(hint):
+        return lambda value: _build(typing.cast(type, hint), _expect(value, list))
+    if hint is float:
+        return lambda value: float(_expect(value, (int, float)))
+    return lambda value: _expect(value, hint)
+
+
+def _expect(value: Any, wanted: Any) -> Any:  # Any: what msgpack gave, checked here
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise TypeError(f"{value!r:.40} where {getattr(wanted, '__name__', wanted)} belongs")
+    return value

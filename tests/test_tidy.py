@@ -1,0 +1,114 @@
+"""House rules that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_SUFFIXES = {".py", ".cpp", ".h", ".proto"}
+LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+TOP_LEVEL = {
+    "pyproject.toml",
+    "controller",
+    "workers",
+    "vision_workers",
+    "proto",
+    "csrc",
+    "tests",
+    "cluster",
+    "benchmarks",
+    "examples",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "CMakeLists.txt",
+}
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listing.splitlines() if (ROOT / line).is_file()]
+
+
+def sources() -> list[Path]:
+    return [path for path in tracked() if path.suffix in SOURCE_SUFFIXES and "_pb2" not in path.name]
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_top_level_is_as_agreed() -> None:
+    names = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+@pytest.mark.parametrize("folder", ["controller", "workers", "vision_workers", "proto", "csrc", "tests", "cluster"])
+def test_each_folder_says_what_it_is(folder: str) -> None:
+    assert len((ROOT / folder / "README.md").read_text().splitlines()) >= 8
+
+
+def test_files_are_short_enough_to_be_one_noun() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in sources() if (n := p.read_text().count("\n")) > LINES_MAX}
+    assert not long
+
+
+def test_functions_fit_a_screen() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in sources()
+        if path.suffix == ".py"
+        for node in functions(path)
+        if node.end_lineno is not None and node.end_lineno - node.lineno > FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+def test_nothing_is_left_undone_or_swallowed() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|except( Exception)?:\s*pass")
+    here = Path(__file__).resolve()
+    found = [str(p.relative_to(ROOT)) for p in sources() if p != here and marks.search(p.read_text())]
+    assert not found
+
+
+def test_environment_is_read_in_one_place() -> None:
+    readers = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path.suffix == ".py"
+        and path.relative_to(ROOT).parts[0] in {"controller", "workers", "vision_workers", "proto", "cluster"}
+        and re.search(r"os\.(environ|getenv)", path.read_text())
+    }
+    assert readers <= {"cluster/config_file.py", "cluster/environment.py"}
+
+
+def test_engine_core_is_pure() -> None:
+    impure = re.compile(r"#include <(chrono|thread|mutex|fstream|random|iostream|filesystem|atomic|future)>|\brand\(")
+    found = [path.name for path in (ROOT / "csrc" / "engine").glob("*.[ch]*") if impure.search(path.read_text())]
+    assert not found
+
+
+def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iairside/proto=proto", f"--python_out={tmp_path}"]
+
+    subprocess.run([*command, "airside/proto/airside.proto"], cwd=ROOT, check=True)
+    made = (tmp_path / "airside" / "proto" / "airside_pb2.py").read_text()
+    assert made == (ROOT / "proto" / "airside_pb2.py").read_text(), "run `make proto`"
+
+
+def test_no_large_files() -> None:
+    large = [str(path.relative_to(ROOT)) for path in tracked() if path.stat().st_size > 15_000_000]
+    assert not large
