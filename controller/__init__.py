@@ -1,1 +1,1 @@
-"""Airside package."""
+"""The controller: queues, KV block tables, every live sequence; the bus and the vision ledger."""

@@ -34,6 +34,7 @@ class Message:
 M = TypeVar("M", bound=Message)
 
 
+@typing.dataclass_transform(frozen_default=True)
 def message(kind: int) -> Callable[[type[M]], type[M]]:
     """Class decorator: makes a dataclass of the class and registers it under `kind` (unique, never renumbered)."""
 

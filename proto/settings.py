@@ -46,6 +46,7 @@ class ControllerSettings(Settings):
     vision_target: int  # vision workers to ask for at first; 0 for a text model
     image_token_id: int | None
     image_job_attempts_max: int = 3
+    node: str = "local"
     log_level: str = "info"
 
 
@@ -114,3 +115,4 @@ class GatewaySettings(Settings):
     node: str = "local"
     log_level: str = "info"
     generation_defaults: dict[str, float] = field(default_factory=dict)
+    stop_grace_s: float = 10.0  # how long open streams may go on after a SIGTERM

@@ -1,1 +1,1 @@
-"""Airside package."""
+"""What is known about each family of image-to-text models: one file per family."""

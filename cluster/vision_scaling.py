@@ -1,0 +1,112 @@
+"""How many vision workers there are, and which start or go next. Pure: the supervisor does what `decide` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+RESTART_DELAY_MAX_S = 30.0
+PROVEN_S = 10.0
+"""A worker that ran this long was no failed start."""
+
+
+class State(Enum):
+    """Of one vision worker."""
+
+    UP = auto()
+    DRAINING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a vision worker with this number, which no other ever had."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let this one finish what it has in hand, and go."""
+
+    number: int
+
+
+class VisionScaling:
+    """Keeps the pool at its target.
+
+    Args:
+        target: vision workers wanted at first.
+        workers_max: the most there may be.
+    """
+
+    def __init__(self, target: int, workers_max: int) -> None:
+        self._max = workers_max
+        self._asked = target
+        self._next_number = 0
+        self._members: dict[int, tuple[State, float]] = {}  # number -> state, when it was started
+        self._failures = 0  # starts in a row that came to nothing
+        self._not_before = 0.0
+        self._last_why = ""
+
+    @property
+    def target(self) -> int:
+        """Vision workers wanted: what was asked for, within the maximum."""
+        return min(self._asked, self._max)
+
+    @property
+    def notice(self) -> str:
+        """Why the pool is smaller than was asked for, as far as it is known here."""
+        if self._asked > self._max:
+            return f"{self._asked} asked for, vision.max_replicas is {self._max}"
+        if self._failures:
+            return f"{self._failures} vision workers in a row failed to start: {self._last_why}"
+        return ""
+
+    @property
+    def failures(self) -> int:
+        """Starts in a row that came to nothing."""
+        return self._failures
+
+    def set_target(self, replicas: int) -> None:
+        """Someone asked for this many."""
+        self._asked = replicas
+        self._not_before = 0.0  # an operator who asks again wants it tried again
+
+    def is_draining(self, number: int) -> bool:
+        """Whether this one was told to go."""
+        return self._members[number][0] is State.DRAINING
+
+    def ended(self, number: int, why: str, now: float) -> None:
+        """A vision worker is gone: as it was told to, or by accident, and then another takes its place."""
+        state, started_at = self._members.pop(number)
+        if state is State.DRAINING:
+            return
+        self._failures = 0 if now - started_at >= PROVEN_S else self._failures + 1
+        self._last_why = why
+        self._not_before = now + min(RESTART_DELAY_MAX_S, 2.0**self._failures) if self._failures else now
+
+    def killed(self, number: int) -> None:
+        """This one was killed on purpose, and another is to take its place."""
+        del self._members[number]
+
+    def decide(self, now: float) -> list[Start | Drain]:
+        """What to do now to get to the target. It counts as done."""
+        up = [number for number, (state, _) in self._members.items() if state is State.UP]
+        newest = self._members.get(self._next_number - 1)
+        if newest is not None and now - newest[1] >= PROVEN_S:
+            self._failures = 0
+        if len(up) > self.target:
+            return [self._drain(number) for number in up[self.target - len(up) :]]
+        if now < self._not_before:
+            return []
+        return [self._start(now) for _ in range(self.target - len(up))]
+
+    def _start(self, now: float) -> Start:
+        number = self._next_number
+        self._next_number += 1
+        self._members[number] = State.UP, now
+        return Start(number)
+
+    def _drain(self, number: int) -> Drain:
+        self._members[number] = State.DRAINING, self._members[number][1]
+        return Drain(number)

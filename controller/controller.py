@@ -1,0 +1,399 @@
+"""The controller's loop: it owns the engine core and the bus, and is where every message arrives.
+
+Nothing here waits for a peer. A peer that is gone, silent, or does not take its messages is lost, and that is final
+until a process of that name says hello again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+import psutil
+
+from airside.controller import vision_ledger as vision
+from airside.controller.engine_host import EngineHost
+from airside.controller.front_desk import FrontDesk
+from airside.controller.gauges import gather_gauges
+from airside.controller.peers import Peers, Role
+from airside.controller.plan_message import output_batch, plan_message
+from airside.controller.segments import unlink_segment
+from airside.controller.step_clock import StepClock
+from airside.proto import messages as msg
+from airside.proto.channel import Envelope, Hub
+from airside.proto.settings import ControllerSettings
+
+NAME = "controller"
+REPLACED = "replaced by a new process of the same name"
+FIRST_MESSAGES = (msg.GatewayHello, msg.WorkerHello, msg.VisionHello, msg.SupervisorHello, msg.WorkerFailed)
+TURN_MESSAGES_MAX = 512  # then the engine gets its turn, however many more have come
+TICK_S = 0.5  # the longest wait, and how often silence is looked for
+SILENCE_MAX_S = 30.0
+JOB_SILENCE_MAX_S = 60.0  # one picture may keep a vision worker busy for this long
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """One engine, its peers, and the loop that serves them.
+
+    Args:
+        settings: the engine's limits.
+        hub: the bus; the caller closes it after `run`.
+    """
+
+    def __init__(self, settings: ControllerSettings, hub: Hub) -> None:
+        self._settings = settings
+        self._hub = hub
+        self._host = EngineHost(settings)
+        self._step_applied = False  # a step was closed in this turn
+        self._ledger = vision.VisionLedger(settings.image_job_attempts_max)
+        self._desk = FrontDesk(self._host, takes_images=settings.image_token_id is not None)
+        self._peers = Peers()
+        self._supervisor: str | None = None
+        self._vision_target = settings.vision_target
+        self._vision_pending = ""
+        self._clock = StepClock()
+        self._unexpected: Counter[str] = Counter()
+        self._told: msg.EngineState | None = None  # what the gateways know
+        self._stop_why: str | None = None
+        self._next_watch = 0.0
+        self._turn_again = False  # something changed that no message tells of
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serves until `stop`, then ends every sequence and tells the workers to go."""
+        self._peers.join(Role.CONTROLLER, NAME, self._settings.node, os.getpid(), time.monotonic())
+        _log.info("controller_up endpoint=%s", self._settings.endpoint)
+        while self._stop_why is None:
+            for envelope in islice(self._hub.receive(self._wait_ms()), TURN_MESSAGES_MAX):
+                self._handle(envelope)
+            self._desk.expire(time.time())
+            self._start_step()
+            self._reply()
+            self._watch()
+        self._shut_down(self._stop_why)
+
+    def stop(self, why: str) -> None:
+        """Ends `run` within a tick. May be called from a signal handler."""
+        self._stop_why = why
+
+    def _wait_ms(self) -> int:
+        """How long nothing can happen unless a message comes: up to a deadline, at most one tick."""
+        if self._turn_again:
+            self._turn_again = False
+            return 0
+        deadline = self._desk.next_deadline()
+        wait_s = TICK_S if deadline is None else min(TICK_S, max(0.0, deadline - time.time()))
+        return int(wait_s * 1000) + (wait_s < TICK_S)  # rounded up, so that the deadline has passed afterwards
+
+    def _start_step(self) -> None:
+        """Plans the next step and sends it to every rank, if there is something to compute and nothing in flight."""
+        with self._clock.working():
+            plan = self._host.schedule(time.time())
+            if plan is None:
+                return
+            self._ledger.begin_step(image[0] for image in plan.images)
+            message = plan_message(plan, self._ledger)
+            for rank in self._host.ranks:
+                self._send(rank, message)
+
+    def _reply(self) -> None:
+        """Sends the gateways what their sequences made since the last time, and lets go of those that ended."""
+        engine = self._host.engine
+        if engine is None:
+            return
+        with self._clock.working():
+            while outputs := engine.take_outputs():
+                for output in outputs:
+                    gateway = self._desk.gateways.name(output.client)
+                    if gateway is not None:
+                        self._send(gateway, output_batch(output))
+                    for finish in output.finished:
+                        self._desk.end(finish.seq_id)
+                        self._perform(self._ledger.end(finish.seq_id))
+        if self._step_applied:
+            self._step_applied = False
+            self._clock.end_step()
+
+    def _watch(self) -> None:
+        """Once a tick: looks for peers that are silent and vision workers that are stuck."""
+        now = time.monotonic()
+        if now < self._next_watch:
+            return
+        self._next_watch = now + TICK_S
+        busy = {name for name, state in self._ledger.worker_states().items() if state != "ready"}
+        computing = self._host.ranks if self._host.step_id is not None else []
+        for name in self._peers.silent(now, SILENCE_MAX_S, {NAME, *busy, *computing}):
+            self._lose(name, f"silent for {SILENCE_MAX_S:.0f} s")
+        for name in self._ledger.stuck(now, JOB_SILENCE_MAX_S):
+            self._lose(name, f"no progress in {JOB_SILENCE_MAX_S:.0f} s")
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def _handle(self, envelope: Envelope) -> None:
+        """Does what one message asks. A lost peer that speaks on without a hello is told to go."""
+        peer, message, now = envelope.peer, envelope.message, time.monotonic()
+        if not self._peers.heard(peer, now) and not isinstance(message, FIRST_MESSAGES):
+            self._dismiss(peer)
+            return
+        match message:
+            case msg.Heartbeat():
+                self._peers.set_rss(peer, message.rss_bytes)
+            case msg.StepResult():
+                self._on_step_result(peer, message)
+            case msg.AddRequest():
+                self._on_add_request(peer, message, envelope.attachments)
+            case msg.AbortSequence():
+                self._desk.abort(message.seq_id, message.cause)
+            case msg.AbortByName():
+                self._send(peer, msg.AbortOutcome(message.query_id, self._desk.abort_by_name(message.request_id)))
+            case msg.ScaleVision():
+                self._on_scale_vision(peer, message)
+            case msg.GaugesQuery():
+                refused = self._hub.refused + self._unexpected
+                self._send(peer, gather_gauges(message.query_id, self._host.engine, self._ledger, self._clock, refused))
+            case msg.PeersQuery():
+                self._on_peers_query(peer, message)
+            case msg.Credit():
+                self._perform(self._ledger.credit(peer, message.jobs, now))
+            case msg.Shape():
+                self._perform(self._ledger.shape(peer, message, now))
+            case msg.Pixels():
+                self._perform(self._ledger.pixels_in(peer, message, now))
+            case msg.ImageFailed():
+                self._perform(self._ledger.image_failed(peer, message, now))
+            case msg.GatewayHello():
+                self._on_gateway_hello(peer, message)
+            case msg.WorkerHello():
+                self._on_worker_hello(peer, message)
+            case msg.VisionHello():
+                self._on_vision_hello(peer, message)
+            case msg.SupervisorHello():
+                self._on_supervisor_hello(peer, message)
+            case msg.Goodbye():
+                self._on_goodbye(peer)
+            case msg.WorkerFailed():
+                self._on_worker_failed(peer, message)
+            case msg.PeerLost():
+                self._lose(message.name, message.detail)
+            case msg.VisionPool():
+                self._vision_target, self._vision_pending = message.target, message.pending
+            case msg.DrainVision():
+                self._perform(self._ledger.drain(message.name))
+                self._tell_state()
+            case msg.Shutdown():
+                self.stop(message.why)
+            case other:
+                kind = type(other).__name__
+                self._unexpected[f"unexpected_{kind}"] += 1
+                _log.warning("message_unexpected kind=%s peer=%s", kind, peer)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def _on_add_request(self, peer: str, request: msg.AddRequest, images: Sequence[memoryview]) -> None:
+        answer = self._desk.add(peer, request, len(images), time.time())
+        self._send(peer, answer)
+        if isinstance(answer, msg.Accepted):
+            self._perform(self._ledger.add(request.seq_id, images, time.monotonic()))
+        elif self._peers.get(peer) is None:  # a gateway of another controller's time: it must start afresh
+            self._dismiss(peer)
+
+    def _on_step_result(self, peer: str, result: msg.StepResult) -> None:
+        try:
+            with self._clock.working():
+                self._step_applied |= self._host.apply(peer, result, time.time())
+        except ValueError as error:
+            self._lose(peer, f"its result of step {result.step_id} is malformed: {error}")
+            return
+        if self._host.step_id is None:
+            self._perform(self._ledger.close_step())
+
+    # --- gateways and the supervisor ------------------------------------------------------------------------------
+
+    def _on_gateway_hello(self, peer: str, hello: msg.GatewayHello) -> None:
+        """A gateway is up, or one that is known asks for the state again."""
+        known = self._peers.live(peer)
+        if known is None or known.pid != hello.pid:
+            self._lose(peer, REPLACED)
+            self._peers.join(Role.GATEWAY, peer, hello.node, hello.pid, time.monotonic())
+            self._desk.gateways.join(peer)
+            _log.info("gateway_joined name=%s pid=%d", peer, hello.pid)
+        self._send(peer, self._host.state(vision_ready=self._ledger.num_workers > 0))
+
+    def _on_supervisor_hello(self, peer: str, hello: msg.SupervisorHello) -> None:
+        self._peers.join(Role.SUPERVISOR, peer, hello.node, hello.pid, time.monotonic())
+        self._supervisor = peer
+        _log.info("supervisor_joined name=%s pid=%d", peer, hello.pid)
+        self._send(peer, msg.VisionTarget(self._vision_target))
+
+    def _on_scale_vision(self, peer: str, request: msg.ScaleVision) -> None:
+        refused = ""
+        if self._settings.image_token_id is None:
+            refused = "this model takes no images"
+        elif self._supervisor is None:
+            refused = "no supervisor is running that could start or stop vision workers"
+        elif request.replicas < 0:
+            refused = "replicas must be at least 0"
+        else:
+            self._vision_target = request.replicas
+            self._send(self._supervisor, msg.VisionTarget(request.replicas))
+        self._send(peer, msg.ScaleVisionOutcome(request.query_id, self._vision_target, refused))
+
+    def _on_peers_query(self, peer: str, query: msg.PeersQuery) -> None:
+        states = self._ledger.worker_states() | self._host.rank_states()
+        self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
+        now = time.monotonic()
+        self._peers.heard(NAME, now)
+        rows = self._peers.rows(now, states, self._ledger.jobs_done())
+        self._send(peer, msg.Peers(query.query_id, rows, self._vision_target, self._vision_pending))
+
+    def _tell_state(self) -> None:
+        """Tells all gateways the engine's state, if it is news."""
+        state = self._host.state(vision_ready=self._ledger.num_workers > 0)
+        if state != self._told:
+            self._told = state
+            for gateway in self._desk.gateways.names:
+                self._send(gateway, state)
+
+    # --- model workers --------------------------------------------------------------------------------------------
+
+    def _on_worker_hello(self, peer: str, hello: msg.WorkerHello) -> None:
+        """A rank is up. The newest launch is the one that counts; ranks of earlier ones are told to go."""
+        if self._host.supersedes(hello):
+            # Its ranks are told when they next speak: by now their names may be new processes'.
+            self._fail_group(f"rank {hello.rank} of launch {hello.group} takes over", tell_ranks=False)
+        refusal = self._host.refusal(hello)
+        if refusal:
+            _log.error("worker_refused name=%s pid=%d why=%s", peer, hello.pid, refusal)
+            self._hub.send(peer, msg.Shutdown(refusal))
+            return
+        self._peers.join(Role.WORKER, peer, hello.node, hello.pid, time.monotonic(), hello.rank)
+        _log.info("worker_joined name=%s launch=%d num_blocks=%d", peer, hello.group, hello.num_blocks)
+        if self._host.join(peer, hello):
+            self._set_up_group()
+
+    def _on_worker_failed(self, peer: str, failure: msg.WorkerFailed) -> None:
+        """A rank ends; one that could not load its weights has said no hello before."""
+        _log.error("worker_failed name=%s rank=%d detail=%s", peer, failure.rank, failure.detail)
+        self._lose(peer, failure.detail)
+        self._host.explain(f"rank {failure.rank} failed: {failure.detail}")
+        self._tell_state()
+
+    def _set_up_group(self) -> None:
+        """A group is whole: it gets its KV blocks, and the engine goes on where it was."""
+        setup = self._host.set_up()
+        if setup is None:
+            self._fail_group(f"it holds fewer than the {self._host.num_blocks} KV blocks that sequences count on")
+            return
+        for rank in self._host.ranks:
+            self._send(rank, setup)
+        self._tell_state()
+
+    def _fail_group(self, why: str, tell_ranks: bool = True) -> None:
+        for rank in self._host.fail(why, time.time()):
+            self._peers.lose(rank)
+            if tell_ranks:
+                self._hub.send(rank, msg.Shutdown(why))
+        self._perform(self._ledger.close_step())
+        self._tell_state()
+
+    # --- vision workers -------------------------------------------------------------------------------------------
+
+    def _on_vision_hello(self, peer: str, hello: msg.VisionHello) -> None:
+        """A vision worker is up. A segment name must be new: an earlier owner's pixels may still be read there."""
+        last_segment = self._ledger.segment_of(peer)
+        self._lose(peer, REPLACED)
+        if hello.segment == last_segment or self._ledger.is_orphan(hello.segment):
+            _log.error("vision_worker_refused name=%s segment=%s why=segment_in_use", peer, hello.segment)
+            self._hub.send(peer, msg.Shutdown(f"segment {hello.segment} was used before; choose a new name"))
+            return
+        self._peers.join(Role.VISION_WORKER, peer, hello.node, hello.pid, time.monotonic())
+        self._ledger.join(peer, hello.segment)
+        _log.info("vision_worker_joined name=%s pid=%d segment=%s", peer, hello.pid, hello.segment)
+        self._tell_state()
+
+    def _on_goodbye(self, peer: str) -> None:
+        self._perform(self._ledger.lose(peer, time.monotonic()))
+        self._peers.leave(peer)
+        _log.info("vision_worker_left name=%s", peer)
+        self._tell_state()
+
+    def _perform(self, effects: Sequence[vision.Effect]) -> None:
+        """Does what the ledger says is to be done."""
+        for effect in effects:
+            match effect:
+                case vision.Send():
+                    self._send(effect.peer, effect.message, effect.attachments)
+                case vision.ShapeKnown():
+                    self._on_shape_known(effect)
+                case vision.PixelsReady():
+                    self._on_pixels_ready(effect)
+                case vision.VisionFailed():
+                    self._fail_vision(effect.seq_id, effect.detail)
+                case vision.SegmentUnused():
+                    unlink_segment(effect.segment)
+
+    def _on_shape_known(self, shape: vision.ShapeKnown) -> None:
+        engine = self._host.engine
+        assert engine is not None
+        try:
+            engine.set_shape(shape.seq_id, shape.image_index, shape.expansion)
+        except ValueError as error:
+            self._fail_vision(shape.seq_id, f"image {shape.image_index}: {error}")
+
+    def _on_pixels_ready(self, ready: vision.PixelsReady) -> None:
+        engine, gateway = self._host.engine, self._desk.gateway_of(ready.seq_id)
+        assert engine is not None
+        if engine.set_ready(ready.seq_id, ready.image_index) and gateway is not None:
+            self._send(gateway, msg.ImageReady(ready.seq_id, ready.image_index, ready.num_tokens, ready.process_s))
+
+    def _fail_vision(self, seq_id: int, detail: str) -> None:
+        assert self._host.engine is not None
+        self._host.engine.fail_vision(seq_id, detail)
+        self._turn_again = True
+
+    # --- losses and the end ---------------------------------------------------------------------------------------
+
+    def _send(self, peer: str, message: msg.Message, attachments: Sequence[memoryview] = ()) -> None:
+        """Sends a message; a peer that does not take it is lost."""
+        if not self._hub.send(peer, message, attachments):
+            self._lose(peer, "it is gone or takes no more messages")
+
+    def _lose(self, name: str, why: str) -> None:
+        """Goes on without a peer. Unknown and lost ones are fine."""
+        peer = self._peers.lose(name)
+        if peer is None:
+            return
+        _log.warning("peer_lost role=%s name=%s pid=%d why=%s", peer.role.value, name, peer.pid, why)
+        self._turn_again = True
+        match peer.role:
+            case Role.GATEWAY:
+                self._desk.dismiss(name)
+            case Role.WORKER if name in self._host.ranks:
+                self._fail_group(f"rank {peer.rank} was lost: {why}")
+            case Role.VISION_WORKER:
+                self._perform(self._ledger.lose(name, time.monotonic()))
+                self._tell_state()
+            case Role.SUPERVISOR:
+                self._supervisor = None
+
+    def _dismiss(self, name: str) -> None:
+        """Tells a lost peer that it is; a vision worker only once nobody needs its segment, which goes with it."""
+        if not self._ledger.needs_segment_of(name):
+            self._hub.send(name, msg.Shutdown("this controller does not count on you; say hello in a new process"))
+
+    def _shut_down(self, why: str) -> None:
+        """Ends every sequence, sends what is left, tells the workers to go."""
+        num_live = self._desk.abort_all("server is shutting down")
+        _log.info("controller_stopping why=%s live_sequences=%d", why, num_live)
+        self._host.close(time.time())
+        self._perform(self._ledger.close_step())
+        self._reply()
+        for name in [*self._host.ranks, *self._ledger.worker_states()]:
+            self._hub.send(name, msg.Shutdown(why))

@@ -1,0 +1,109 @@
+"""The Control service: questions to the controller, put into the public words."""
+
+# Names and arguments of the methods are gRPC's.
+# ruff: noqa: N802, ARG002
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import grpc
+
+from airside.controller.gateway.controller_link import ControllerLink
+from airside.controller.gateway.errors import Context, RequestError, answered, invalid, unavailable
+from airside.controller.gateway.text_model import TextModel
+from airside.proto import airside_pb2 as pb
+from airside.proto import airside_pb2_grpc as pb_grpc
+from airside.proto import messages as msg
+from airside.proto.settings import GatewaySettings
+
+_GAUGE_FIELDS: dict[str, Any] = {field.name: field for field in pb.Gauges.DESCRIPTOR.fields}
+
+
+class Control(pb_grpc.ControlServicer):
+    """`airside.v1.Control`. Each call is one question; UNAVAILABLE when the controller does not answer in time."""
+
+    def __init__(self, settings: GatewaySettings, model: TextModel, link: ControllerLink) -> None:
+        self._settings = settings
+        self._model = model
+        self._link = link
+        self._version = importlib.metadata.version("airside")
+
+    @answered
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.ServerInfo:
+        """What is served here, how it is, and its gauges."""
+        gauges = await self._link.query(msg.GaugesQuery, msg.Gauges)
+        return self._info(gauges)
+
+    @answered
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersReply:
+        """Every process of this server."""
+        peers = await self._link.query(msg.PeersQuery, msg.Peers)
+        return pb.ListWorkersReply(
+            workers=[_worker(row) for row in peers.peers],
+            vision_target=peers.vision_target,
+            vision_pending=peers.vision_pending,
+        )
+
+    @answered
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
+        """Ends a request by its id; the request may have come through another gateway."""
+        if not request.request_id:
+            raise invalid("request_id", "is empty; send the id that `accepted` said")
+        outcome = await self._link.query(lambda q: msg.AbortByName(q, request.request_id), msg.AbortOutcome)
+        return pb.AbortReply(outcome=outcome.outcome)
+
+    @answered
+    async def ScaleVision(self, request: pb.ScaleVisionRequest, context: Context) -> pb.ScaleVisionReply:
+        """Asks for a number of vision workers."""
+        if request.replicas < 0:
+            raise invalid("replicas", f"is {request.replicas}, but must be at least 0")
+        outcome = await self._link.query(lambda q: msg.ScaleVision(q, request.replicas), msg.ScaleVisionOutcome)
+        if outcome.refused:
+            raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, outcome.refused, "replicas")
+        return pb.ScaleVisionReply(replicas=outcome.replicas)
+
+    def _info(self, gauges: msg.Gauges) -> pb.ServerInfo:
+        state = self._link.state
+        if state is None:
+            raise unavailable("the controller does not answer; try again later")
+        settings, model = self._settings, self._model
+        return pb.ServerInfo(
+            version=self._version,
+            model=settings.served_name,
+            architecture=settings.architecture,
+            state=state.state,
+            accepts_images=model.accepts_images,
+            max_model_len=state.max_model_len,
+            vocab_size=model.vocab_size,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            device=settings.device,
+            dtype=settings.dtype,
+            image_mark=model.image_mark,
+            gauges=_gauges(gauges),
+        )
+
+
+def _gauges(gauges: msg.Gauges) -> pb.Gauges:
+    """The public message. Names that it has no field for belong to a newer controller, and are left out."""
+    reply = pb.Gauges(requests_finished=gauges.requests_finished, bus_messages_refused=gauges.bus_messages_refused)
+    for name, value in gauges.gauges.items():
+        field = _GAUGE_FIELDS.get(name)
+        if field is not None:
+            setattr(reply, name, value if field.cpp_type == field.CPPTYPE_DOUBLE else int(value))
+    return reply
+
+
+def _worker(row: msg.PeerRow) -> pb.Worker:
+    return pb.Worker(
+        role=row.role,
+        name=row.name,
+        rank=row.rank,
+        node=row.node,
+        pid=row.pid,
+        state=row.state,
+        last_heard_s=row.last_heard_s,
+        jobs_done=row.jobs_done,
+        rss_bytes=row.rss_bytes,
+    )

@@ -1,0 +1,91 @@
+"""How a sequence ended, as clients see it: the last event, and the status after it."""
+
+from __future__ import annotations
+
+import grpc
+
+from airside.controller.gateway.errors import RETRY_AFTER_S, RequestError, unavailable
+from airside.proto import airside_pb2 as pb
+from airside.proto.messages import FinishedRow, Rejected
+
+_Code = grpc.StatusCode
+
+_REJECTIONS: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
+    # code of messages.Rejected: status, field, advice to retry
+    "duplicate_id": (_Code.ALREADY_EXISTS, "request_id", None),
+    "context_exceeded": (_Code.INVALID_ARGUMENT, "prompt", None),
+    "pool_exceeded": (_Code.RESOURCE_EXHAUSTED, "", None),
+    "queue_full": (_Code.RESOURCE_EXHAUSTED, "", RETRY_AFTER_S),
+    "unavailable": (_Code.UNAVAILABLE, "", RETRY_AFTER_S),
+    "invalid": (_Code.INVALID_ARGUMENT, "", None),
+}
+
+_OUR_FAULT = (": internal: ", ": the vision worker ")
+"""How details of `vision_failed` go on after the image's number when the image is not to blame."""
+
+
+def rejection_error(rejected: Rejected) -> RequestError:
+    """The status for a sequence that never entered the queue."""
+    code, field, retry_after_s = _REJECTIONS[rejected.code]
+    return RequestError(code, rejected.detail, field, retry_after_s)
+
+
+def finished_event(row: FinishedRow) -> pb.GenerateEvent:
+    """The one `finished` event."""
+    usage = pb.Usage(
+        prompt_tokens=row.prompt_tokens, image_tokens=row.image_tokens, completion_tokens=row.completion_tokens
+    )
+    timings = pb.Timings(
+        queued_s=row.queued_s,
+        time_to_first_token_s=row.time_to_first_token_s,
+        decode_s=row.decode_s,
+        preemptions=row.preemptions,
+    )
+    finished = pb.Finished(reason=row.reason, detail=row.detail, usage=usage, timings=timings)
+    return pb.GenerateEvent(finished=finished)
+
+
+def finish_error(row: FinishedRow) -> RequestError | None:
+    """The status after a `finished` event; None: OK."""
+    detail = row.detail or row.reason
+    match row.reason:
+        case "stop" | "length":
+            return None
+        case "abort":
+            expired = "deadline" in row.detail
+            return RequestError(_Code.DEADLINE_EXCEEDED if expired else _Code.CANCELLED, detail)
+        case "prompt_length_exceeded":
+            return RequestError(_Code.INVALID_ARGUMENT, detail, "prompt")
+        case "insufficient_system_resource":
+            return RequestError(_Code.RESOURCE_EXHAUSTED, detail, retry_after_s=RETRY_AFTER_S)
+        case "vision_failed":
+            return _vision_error(detail)
+        case _:
+            return RequestError(_Code.INTERNAL, f"{row.reason}: {detail}")
+
+
+def lost_row(detail: str, prompt_tokens: int, completion_tokens: int) -> FinishedRow:
+    """The end of an accepted sequence whose controller is gone: nobody else will say it. Times are unknown."""
+    return FinishedRow(
+        seq_id=0,
+        reason="abort",
+        detail=detail,
+        prompt_tokens=prompt_tokens,
+        image_tokens=0,
+        completion_tokens=completion_tokens,
+        preemptions=0,
+        queued_s=0.0,
+        time_to_first_token_s=0.0,
+        decode_s=0.0,
+    )
+
+
+def lost_error(detail: str) -> RequestError:
+    """The status when the controller is gone."""
+    return unavailable(f"{detail}; send the request again")
+
+
+def _vision_error(detail: str) -> RequestError:
+    if any(mark in detail for mark in _OUR_FAULT):
+        return RequestError(_Code.INTERNAL, detail)
+    return RequestError(_Code.INVALID_ARGUMENT, detail, "images")

@@ -1,0 +1,148 @@
+"""The text side of a checkpoint: tokenizer, chat template, end tokens, image mark, sampling defaults.
+
+A folder with a `tokenizer.json` is read as it stands, through transformers' generic tokenizer class: 0.7 s and 64 MB,
+and no torch. Anything else (a sentencepiece model, a `.gguf` file) needs transformers' converters, which import torch:
+3 s and 300 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from jinja2 import TemplateError
+from tokenizers import Encoding, Tokenizer
+
+from airside.controller.gateway.detokenizer import Detokenizer, Vocabulary
+from airside.controller.gateway.errors import ModelFilesError, invalid
+from airside.controller.gateway.generation_defaults import GenerationDefaults
+
+ChatMessages = Sequence[Mapping[str, object]]
+"""What chat templates take: `role`, and `content` as a text or as a list of typed parts."""
+
+
+class TextModel:
+    """Text to token ids and back, for one checkpoint.
+
+    Args:
+        tokenizer: transformers' tokenizer with a `tokenizers` backend (Any: its classes are made at run time).
+        config: `config.json`, or nothing for a .gguf file.
+        generation_config: `generation_config.json`, or nothing.
+
+    Raises:
+        ModelFilesError: the files contradict each other.
+    """
+
+    def __init__(self, tokenizer: Any, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
+        self._chat = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        text_config = config.get("text_config") or config
+        self.vocab_size: int = text_config.get("vocab_size") or config.get("vocab_size") or len(tokenizer)
+        self.end_ids = _end_ids(tokenizer, config, generation_config)
+        self.image_mark_id, self.image_mark = _image_mark(self._backend, config)
+        self.defaults = GenerationDefaults.from_checkpoint(generation_config)
+        special = [i for i, token in self._backend.get_added_tokens_decoder().items() if token.special]
+        self._vocabulary = Vocabulary(self._backend, {*special, *tokenizer.all_special_ids, *self.end_ids})
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.token_chars_max = max((len(token) for token in vocabulary), default=1)
+
+    @classmethod
+    def load(cls, model_path: str) -> Self:
+        """Reads a checkpoint folder or a .gguf file. Raises ModelFilesError."""
+        path = Path(model_path)
+        if path.is_file():
+            return cls(_load_tokenizer(path.parent, gguf_file=path.name), {}, {})
+        config = _read_json(path / "config.json")
+        if config is None:
+            raise ModelFilesError(f"{path} has no config.json: it is not a checkpoint folder")
+        tokenizer = _load_tokenizer(path)
+        processor_template = _read_json(path / "chat_template.json") or {}
+        if "chat_template" in processor_template:
+            tokenizer.chat_template = processor_template["chat_template"]
+        return cls(tokenizer, config, _read_json(path / "generation_config.json") or {})
+
+    @property
+    def accepts_images(self) -> bool:
+        """Whether a prompt may have image marks."""
+        return self.image_mark_id is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can be called."""
+        return self._chat.chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Ids and tokens of a text; special tokens spelled in it are taken as such. Safe in any thread."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def render_chat(self, messages: ChatMessages) -> str:
+        """The prompt that asks for the assistant's next message. It has its own begin tokens.
+
+        Raises:
+            RequestError: the template refuses these messages, e.g. their order of roles.
+        """
+        try:
+            prompt: str = self._chat.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # Templates raise on purpose, and trip over content they were not written for.
+            raise invalid("messages", f"the checkpoint's chat template refuses them: {error}") from error
+        return prompt
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one sequence."""
+        return self._vocabulary.detokenizer()
+
+
+def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:  # Any: transformers' own classes
+    try:
+        if (folder / "tokenizer.json").is_file() or gguf_file is not None:
+            from transformers import PreTrainedTokenizerFast
+
+            more = {} if gguf_file is None else {"gguf_file": gguf_file}
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **more)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        # The library raises whatever its parsers raise, bare Exceptions among them.
+        raise ModelFilesError(f"no tokenizer can be read from {gguf_file or folder}: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFilesError(f"{path} is not a JSON object")
+    return content
+
+
+def _end_ids(tokenizer: Any, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
+    """All ids that end a text: those of the generation config, else of the config, and the tokenizer's own."""
+    text_config = config.get("text_config") or {}
+    said = [source.get("eos_token_id") for source in (generation_config, config, text_config)]
+    chosen: int | list[int] = next((ids for ids in said if ids is not None), [])
+    ids = {*chosen} if isinstance(chosen, list) else {chosen}
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return sorted(ids)
+
+
+def _image_mark(tokenizer: Tokenizer, config: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Id and text of the token that marks an image's place, or (None, "") for a text model."""
+    mark_id = config.get("image_token_id", config.get("image_token_index"))
+    if mark_id is None:
+        return None, ""
+    mark = tokenizer.id_to_token(mark_id)
+    if mark is None:
+        raise ModelFilesError(
+            f"config.json says that token {mark_id} marks images, but the tokenizer has no such token"
+        )
+    return mark_id, mark

@@ -1,0 +1,79 @@
+"""Request ids and deadlines of the live sequences, and the ids of those that ended lately."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+
+ENDED_IDS_MAX = 8192
+"""Request ids of ended sequences that are remembered, to tell "already finished" from "unknown"."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequest:
+    """What the controller itself must know of a live sequence."""
+
+    seq_id: int
+    request_id: str
+    client: int
+
+
+class LiveRequests:
+    """Live sequences by id and by name, with their deadlines (unix time)."""
+
+    def __init__(self) -> None:
+        self._by_seq: dict[int, LiveRequest] = {}
+        self._by_name: dict[str, int] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap; entries of ended sequences are dropped when met
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, request: LiveRequest, deadline: float | None) -> None:
+        """A sequence was accepted."""
+        assert request.seq_id not in self._by_seq and request.request_id not in self._by_name, request
+        self._by_seq[request.seq_id] = request
+        self._by_name[request.request_id] = request.seq_id
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, request.seq_id))
+
+    def end(self, seq_id: int) -> None:
+        """A sequence has ended."""
+        request = self._by_seq.pop(seq_id)
+        del self._by_name[request.request_id]
+        self._ended[request.request_id] = None
+        self._ended.move_to_end(request.request_id)
+        if len(self._ended) > ENDED_IDS_MAX:
+            self._ended.popitem(last=False)
+
+    def get(self, seq_id: int) -> LiveRequest | None:
+        """The live sequence of this id."""
+        return self._by_seq.get(seq_id)
+
+    def seq_id(self, request_id: str) -> int | None:
+        """The live sequence of this request id."""
+        return self._by_name.get(request_id)
+
+    def has_ended(self, request_id: str) -> bool:
+        """Whether a request of this id ended not long ago."""
+        return request_id in self._ended
+
+    def of_client(self, client: int) -> list[int]:
+        """Live sequences of one front end, oldest first."""
+        return [request.seq_id for request in self._by_seq.values() if request.client == client]
+
+    def seq_ids(self) -> list[int]:
+        """All live sequences, oldest first."""
+        return list(self._by_seq)
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a live sequence."""
+        while self._deadlines and self._deadlines[0][1] not in self._by_seq:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def pop_expired(self, now: float) -> list[int]:
+        """Live sequences whose deadline has passed, each told once."""
+        expired = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            expired.append(heapq.heappop(self._deadlines)[1])
+        return expired

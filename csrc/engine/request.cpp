@@ -1,0 +1,94 @@
+#include "engine/request.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace airside {
+namespace {
+
+std::optional<Rejection> Invalid(std::string detail) {
+  return Rejection{RejectionCode::kInvalid, std::move(detail)};
+}
+
+std::optional<Rejection> FindImageFault(const Request& request, const EngineConfig& config) {
+  const auto& tokens = request.token_ids;
+  if (!config.image_token_id) {
+    if (request.image_positions.empty()) return std::nullopt;
+    return Invalid("the model takes no images");
+  }
+  std::int64_t last = -1;
+  for (const std::int32_t position : request.image_positions) {
+    const std::string named = "image position " + std::to_string(position);
+    if (position <= last) return Invalid(named + " is not after the one before it");
+    if (static_cast<std::size_t>(position) >= tokens.size()) {
+      return Invalid(named + " is outside the prompt of " + std::to_string(tokens.size()) +
+                     " tokens");
+    }
+    if (tokens[position] != *config.image_token_id) {
+      return Invalid(named + " holds token " + std::to_string(tokens[position]) +
+                     " and not the image token " + std::to_string(*config.image_token_id));
+    }
+    last = position;
+  }
+  const auto marks = std::count(tokens.begin(), tokens.end(), *config.image_token_id);
+  if (static_cast<std::size_t>(marks) != request.image_positions.size()) {
+    return Invalid("the prompt holds the image token " + std::to_string(marks) + " times for " +
+                   std::to_string(request.image_positions.size()) + " images");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view Name(RejectionCode code) {
+  switch (code) {
+    case RejectionCode::kDuplicateId:
+      return "duplicate_id";
+    case RejectionCode::kInvalid:
+      return "invalid";
+    case RejectionCode::kContextExceeded:
+      return "context_exceeded";
+    case RejectionCode::kPoolExceeded:
+      return "pool_exceeded";
+    case RejectionCode::kQueueFull:
+      return "queue_full";
+  }
+  return "";
+}
+
+std::optional<Rejection> FindFault(const Request& request, const EngineConfig& config) {
+  if (request.token_ids.empty()) return Invalid("the prompt has no tokens");
+  if (request.max_tokens && *request.max_tokens < 1) {
+    return Invalid("max_tokens is " + std::to_string(*request.max_tokens) +
+                   ", but must be at least 1");
+  }
+  if (request.min_tokens < 0) {
+    return Invalid("min_tokens is " + std::to_string(request.min_tokens) +
+                   ", but must not be negative");
+  }
+  // The order of sequences compares times, and NaN has no place in an order.
+  if (!std::isfinite(request.arrival)) return Invalid("arrival is not a finite time");
+  if (request.deadline && !std::isfinite(*request.deadline)) {
+    return Invalid("deadline is not a finite time");
+  }
+  if (auto fault = FindImageFault(request, config)) return fault;
+  return FindMisfit(static_cast<std::int64_t>(request.token_ids.size()), config);
+}
+
+std::optional<Rejection> FindMisfit(std::int64_t prompt_tokens, const EngineConfig& config) {
+  const std::string prompt = "the prompt has " + std::to_string(prompt_tokens) + " tokens, but ";
+  if (prompt_tokens > config.max_model_len - 1) {
+    return Rejection{RejectionCode::kContextExceeded,
+                     prompt + "the context of " + std::to_string(config.max_model_len) +
+                         " tokens leaves room for " + std::to_string(config.max_model_len - 1)};
+  }
+  if (prompt_tokens + 1 > config.PoolTokens()) {
+    return Rejection{RejectionCode::kPoolExceeded,
+                     prompt + "the KV pool of " + std::to_string(config.PoolTokens()) +
+                         " tokens leaves room for " + std::to_string(config.PoolTokens() - 1)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace airside

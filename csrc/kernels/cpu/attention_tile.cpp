@@ -1,0 +1,290 @@
+// One tile of query rows against all keys that its last row may see, with an online softmax over tiles of keys
+// (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135).
+//
+// A row's result is a function of its query, its keys and its position. It does not depend on the other rows, nor on
+// how the cache is cut into blocks, because
+//   - tiles of keys start at multiples of kKeyTile in the sequence, whoever asks;
+//   - a score is one lane that adds its products in the order of head_dim, and an output is one lane that adds in the
+//     order of positions, so the number of rows computed side by side changes nothing;
+//   - a row never adds a term for a key after its own.
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/vector.h"
+
+namespace airside::cpu::AIRSIDE_ISA {
+namespace {
+
+constexpr int64_t kKeyTile = 64;
+
+// What fits the registers: kMaxRows x kMaxVectors sums, kMaxVectors operands and one broadcast.
+constexpr int kMaxRows = 6;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kMaxVectors = 4;
+#else
+constexpr int kMaxVectors = 2;
+#endif
+static_assert(kKeyTile % (kLanes * kMaxVectors) == 0);
+
+// The scratch of one tile. `width` is head_dim rounded up to whole vectors; what lies beyond head_dim is 0.
+struct Buffers {
+  float* queries;  // [rows, head_dim]
+  float* keys;     // [width, kKeyTile]: transposed
+  float* values;   // [kKeyTile, width]
+  float* scores;   // [rows, kKeyTile]: then the weights
+  float* sums;     // [rows, width]
+  float* tops;     // [rows]: the largest score so far
+  float* masses;   // [rows]: the sum of weights so far, relative to exp(top)
+};
+
+int64_t padded(int64_t n) { return round_up(n, 16); }
+
+int64_t max_rows(const PagedAttention& args) { return max(args.group(), kAttentionTileRows); }
+
+Buffers carve(const PagedAttention& args, float* scratch) {
+  const int64_t rows = max_rows(args);
+  const int64_t width = padded(args.head_dim);
+  Buffers b;
+  b.queries = scratch;
+  b.keys = b.queries + rows * width;
+  b.values = b.keys + width * kKeyTile;
+  b.scores = b.values + kKeyTile * width;
+  b.sums = b.scores + rows * kKeyTile;
+  b.tops = b.sums + rows * width;
+  b.masses = b.tops + padded(rows);
+  return b;
+}
+
+// Calls body with `count` as a constant, 1 <= count <= kMax.
+template <int kMax, typename Body>
+void with_constant(int64_t count, const Body& body) {
+  if constexpr (kMax > 1) {
+    if (count < kMax) return with_constant<kMax - 1>(count, body);
+  }
+  body(std::integral_constant<int, kMax>{});
+}
+
+// ---- loading -----------------------------------------------------------------------------------------------------
+
+// Where the rows of keys [start, start + count) of one KV head begin in the cache, in elements.
+void find_rows(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t count, int64_t* rows) {
+  int64_t slot = start / args.block_size;
+  int64_t offset = start % args.block_size;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t head = tile.block_table[slot] * args.num_kv_heads + tile.kv_head;
+    rows[i] = (head * args.block_size + offset) * args.head_dim;
+    if (++offset == args.block_size) {
+      offset = 0;
+      ++slot;
+    }
+  }
+}
+
+template <typename T>
+void load_keys(const T* cache, const int64_t* rows, int64_t count, int64_t head_dim, float* keys) {
+  const int64_t filled = round_up(count, kLanes * kMaxVectors);
+  for (int64_t t = 0; t < filled; t += kLanes) {
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      Floats square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = t + i < count ? load_first(cache + rows[t + i] + d, head_dim - d) : Floats{};
+      }
+      transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + t, square[i]);
+    }
+  }
+}
+
+template <typename T>
+void load_rows(const T* from, const int64_t* rows, int64_t count, int64_t head_dim, int64_t width, float* to) {
+  for (int64_t t = 0; t < count; ++t) {
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      store(to + t * width + d, load_first(from + rows[t] + d, head_dim - d));
+    }
+  }
+}
+
+template <typename T>
+void load_queries(const PagedAttention& args, const AttentionTile& tile, int64_t width, float* queries) {
+  const int64_t group = args.group();
+  for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
+    const int64_t head = tile.kv_head * group + row % group;
+    const int64_t begin = (tile.first_token + row / group) * args.q_stride + head * args.head_dim;
+    load_rows(static_cast<const T*>(args.q), &begin, 1, args.head_dim, width, queries + row * width);
+  }
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+// scores[r, t] = queries[r] . keys[t] for kRows rows and at least `count` keys.
+template <int kRows>
+void score(const float* queries, int64_t width, const float* keys, int64_t head_dim, int64_t count, float* scores) {
+  for (int64_t t = 0; t < count; t += kLanes * kMaxVectors) {
+    Floats sums[kRows][kMaxVectors] = {};
+    for (int64_t d = 0; d < head_dim; ++d) {
+      Floats key[kMaxVectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < kMaxVectors; ++j) key[j] = load(keys + d * kKeyTile + t + j * kLanes);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const Floats query = splat(queries[r * width + d]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kMaxVectors; ++j) sums[r][j] = fma(query, key[j], sums[r][j]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kMaxVectors; ++j) store(scores + r * kKeyTile + t + j * kLanes, sums[r][j]);
+    }
+  }
+}
+
+// Turns the first `visible` scores of a row into weights exp(score - top), and the row's sums to the new top.
+void weigh_scores(float* scores, int64_t visible, float scale, float& top, float& mass, float* sums, int64_t width) {
+  Ints lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  Floats tops = splat(-kInfinity);
+  for (int64_t t = 0; t < visible; t += kLanes) {
+    const Floats scaled = load(scores + t) * splat(scale);
+    const Floats seen = lane < static_cast<int32_t>(visible - t) ? scaled : splat(-kInfinity);
+    store(scores + t, seen);
+    tops = larger(seen, tops);
+  }
+  const float tile_top = largest_of(tops);
+  const float new_top = top > tile_top ? top : tile_top;
+  const float base = new_top == -kInfinity ? 0.0f : new_top;  // -inf - -inf would be NaN
+  Floats tile_mass = {};
+  for (int64_t t = 0; t < visible; t += kLanes) {
+    const Floats weight = exp(load(scores + t) - splat(base));
+    store(scores + t, weight);
+    tile_mass += weight;
+  }
+  const Floats shrink = exp(splat(top - base));
+  mass = mass * shrink[0] + sum_of(tile_mass);
+  if (top != new_top) {
+    for (int64_t d = 0; d < width; d += kLanes) store(sums + d, load(sums + d) * shrink);
+  }
+  top = new_top;
+}
+
+// sums[r] += weights[r, t] * values[t] for t in [begin, end), in that order.
+template <int kRows, int kVectors>
+void add_values(const float* weights, const float* values, int64_t width, int64_t begin, int64_t end, float* sums) {
+  Floats sum[kRows][kVectors];
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sum[r][j] = load(sums + r * width + j * kLanes);
+  }
+  for (int64_t t = begin; t < end; ++t) {
+    Floats value[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) value[j] = load(values + t * width + j * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      const Floats weight = splat(weights[r * kKeyTile + t]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[r][j] = fma(weight, value[j], sum[r][j]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) store(sums + r * width + j * kLanes, sum[r][j]);
+  }
+}
+
+template <int kRows>
+void add_all_values(const float* weights, const float* values, int64_t head_dim, int64_t width, int64_t begin,
+                    int64_t end, float* sums) {
+  for (int64_t d = 0; d < head_dim; d += kLanes * kMaxVectors) {
+    const int64_t vectors = min(kMaxVectors, (head_dim - d + kLanes - 1) / kLanes);
+    with_constant<kMaxVectors>(vectors, [&]<int kVectors>(std::integral_constant<int, kVectors>) {
+      add_values<kRows, kVectors>(weights, values + d, width, begin, end, sums + d);
+    });
+  }
+}
+
+// ---- one tile ----------------------------------------------------------------------------------------------------
+
+// kRows rows from `row` on against the loaded keys, which start at position `start`.
+template <int kRows>
+void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b, int64_t start,
+                 int64_t num_keys, int64_t row) {
+  const int64_t width = padded(args.head_dim);
+  int64_t visible[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    visible[r] = min(num_keys, tile.first_position + (row + r) / args.group() - start + 1);
+  }
+  float* scores = b.scores + row * kKeyTile;
+  float* sums = b.sums + row * width;
+  score<kRows>(b.queries + row * width, width, b.keys, args.head_dim, visible[kRows - 1], scores);
+  for (int r = 0; r < kRows; ++r) {
+    weigh_scores(scores + r * kKeyTile, visible[r], args.scale, b.tops[row + r], b.masses[row + r], sums + r * width,
+                 width);
+  }
+  // What all rows see together, then the few keys that only the later ones see.
+  add_all_values<kRows>(scores, b.values, args.head_dim, width, 0, visible[0], sums);
+  for (int r = 1; r < kRows; ++r) {
+    if (visible[r] == visible[0]) continue;
+    add_all_values<1>(scores + r * kKeyTile, b.values, args.head_dim, width, visible[0], visible[r],
+                      sums + r * width);
+  }
+}
+
+template <typename T>
+void store_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b) {
+  const int64_t group = args.group();
+  const int64_t width = padded(args.head_dim);
+  for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
+    const int64_t head = tile.kv_head * group + row % group;
+    const int64_t token = tile.first_token + row / group;
+    T* out = static_cast<T*>(args.out) + (token * args.num_heads + head) * args.head_dim;
+    for (int64_t d = 0; d < args.head_dim; d += kLanes) {
+      store_first(out + d, load(b.sums + row * width + d) / splat(b.masses[row]), args.head_dim - d);
+    }
+  }
+}
+
+template <typename T>
+void attend_tile(const PagedAttention& args, const AttentionTile& tile, const Buffers& b) {
+  const int64_t width = padded(args.head_dim);
+  const int64_t num_rows = tile.num_tokens * args.group();
+  const int64_t context = tile.first_position + tile.num_tokens;
+  load_queries<T>(args, tile, width, b.queries);
+  for (int64_t i = 0; i < num_rows * width; ++i) b.sums[i] = 0.0f;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    b.tops[row] = -kInfinity;
+    b.masses[row] = 0.0f;
+  }
+  for (int64_t start = 0; start < context; start += kKeyTile) {
+    const int64_t num_keys = min(kKeyTile, context - start);
+    int64_t rows[kKeyTile];
+    find_rows(args, tile, start, num_keys, rows);
+    load_keys(static_cast<const T*>(args.k_cache), rows, num_keys, args.head_dim, b.keys);
+    load_rows(static_cast<const T*>(args.v_cache), rows, num_keys, args.head_dim, width, b.values);
+    for (int64_t row = max(0, start - tile.first_position) * args.group(); row < num_rows; row += kMaxRows) {
+      with_constant<kMaxRows>(num_rows - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
+        attend_rows<kRows>(args, tile, b, start, num_keys, row);
+      });
+    }
+  }
+  store_rows<T>(args, tile, b);
+}
+
+}  // namespace
+
+int64_t attention_scratch_floats(const PagedAttention& args) {
+  const int64_t rows = max_rows(args);
+  const int64_t width = padded(args.head_dim);
+  return 2 * rows * width + 2 * kKeyTile * width + rows * kKeyTile + 2 * padded(rows);
+}
+
+void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch) {
+  const Buffers buffers = carve(args, scratch);
+  visit(dtype, [&]<typename T>(T*) { attend_tile<T>(args, tile, buffers); });
+}
+
+}  // namespace airside::cpu::AIRSIDE_ISA

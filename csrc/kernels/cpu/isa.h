@@ -1,0 +1,19 @@
+#pragma once
+
+#include "kernels/cpu/kernels.h"
+
+// What each file that is compiled once per instruction set defines, and the table that gathers it.
+namespace airside::cpu {
+namespace AIRSIDE_ISA {
+
+void rms_norm(DType dtype, const RmsNorm& args);
+void rotary_embedding(DType dtype, const RotaryEmbedding& args);
+void silu_and_mul(DType dtype, const SiluAndMul& args);
+int64_t attention_scratch_floats(const PagedAttention& args);
+void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch);
+float largest(const float* values, int64_t n);
+void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);
+void sum_chunks(const float* weights, int64_t n, float* sums);
+
+}  // namespace AIRSIDE_ISA
+}  // namespace airside::cpu

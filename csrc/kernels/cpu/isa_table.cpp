@@ -1,0 +1,21 @@
+#include "kernels/cpu/isa.h"
+
+#define AIRSIDE_STRING_OF(name) #name
+#define AIRSIDE_STRING(name) AIRSIDE_STRING_OF(name)
+
+namespace airside::cpu::AIRSIDE_ISA {
+
+extern const Kernels kTable;
+const Kernels kTable = {
+    .isa = AIRSIDE_STRING(AIRSIDE_ISA),
+    .rms_norm = rms_norm,
+    .rotary_embedding = rotary_embedding,
+    .silu_and_mul = silu_and_mul,
+    .attention_scratch_floats = attention_scratch_floats,
+    .attend = attend,
+    .largest = largest,
+    .weigh = weigh,
+    .sum_chunks = sum_chunks,
+};
+
+}  // namespace airside::cpu::AIRSIDE_ISA

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/types.h"
+
+// What the operators take: raw pointers, sizes, and strides in elements. Nothing here owns memory, and nothing is
+// checked: bindings.cpp has done that.
+namespace airside::cpu {
+
+struct RmsNorm {
+  const void* x;      // [num_rows, hidden], rows x_stride apart
+  void* residual;     // [num_rows, hidden] contiguous, or null: x is added into it, and the sum is normalised
+  const void* weight; // [hidden]
+  void* out;          // [num_rows, hidden] contiguous
+  int64_t num_rows;
+  int64_t hidden;
+  int64_t x_stride;
+  float eps;
+};
+
+struct RotaryEmbedding {
+  void* q;  // [num_tokens, num_heads, head_dim], tokens q_stride apart
+  void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
+  const int32_t* positions;  // [num_tokens]
+  const float* cos;          // [max_positions, head_dim / 2]
+  const float* sin;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t q_stride;
+  int64_t k_stride;
+};
+
+struct SiluAndMul {
+  const void* gate_up;  // [num_rows, 2 * width], rows gate_up_stride apart
+  void* out;            // [num_rows, width] contiguous
+  int64_t num_rows;
+  int64_t width;
+  int64_t gate_up_stride;
+};
+
+struct KvCacheWrite {
+  const void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
+  const void* v;
+  void* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  void* v_cache;
+  const int64_t* slots;  // [num_tokens]
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t block_size;
+  int64_t k_stride;
+  int64_t v_stride;
+};
+
+struct PagedAttention {
+  const void* q;        // [num_tokens, num_heads, head_dim], tokens q_stride apart
+  const void* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  const void* v_cache;
+  const int32_t* block_tables;  // [num_seqs, table_stride]
+  const int32_t* query_starts;  // [num_seqs + 1]
+  const int32_t* context_lens;  // [num_seqs]
+  void* out;                    // [num_tokens, num_heads, head_dim] contiguous
+  int64_t num_seqs;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t block_size;
+  int64_t q_stride;
+  int64_t table_stride;
+  float scale;
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+};
+
+// Query rows (tokens times heads of a group) that share one pass over the keys; more only if a group alone has more.
+// How rows are cut into tiles changes no result: a row's sums depend on its own position alone (attention_tile.cpp).
+inline constexpr int64_t kAttentionTileRows = 96;
+
+// Some consecutive query tokens of one sequence, with all query heads that share one KV head.
+struct AttentionTile {
+  const int32_t* block_table;
+  int64_t first_token;     // row of q and out
+  int64_t first_position;  // of that token in its sequence
+  int64_t num_tokens;
+  int64_t kv_head;
+};
+
+struct Sample {
+  const float* logits;  // [num_rows, vocab], rows logits_stride apart
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const int64_t* seed;
+  const int64_t* position;
+  int32_t* out;  // [num_rows]
+  int64_t num_rows;
+  int64_t vocab;
+  int64_t logits_stride;
+};
+
+// Sums of weights are taken per chunk of this many, so that a draw can skip whole chunks.
+inline constexpr int64_t kWeightChunk = 256;
+
+// What is compiled once per instruction set. A result is a function of its row alone within one instruction set;
+// between two of them the last bit may differ.
+struct Kernels {
+  const char* isa;
+  void (*rms_norm)(DType, const RmsNorm&);
+  void (*rotary_embedding)(DType, const RotaryEmbedding&);
+  void (*silu_and_mul)(DType, const SiluAndMul&);
+  int64_t (*attention_scratch_floats)(const PagedAttention&);
+  void (*attend)(DType, const PagedAttention&, const AttentionTile&, float* scratch);
+  // The largest of values[0, n); NaN counts as -inf.
+  float (*largest)(const float* values, int64_t n);
+  // weights[i] = exp((logits[i] - top) / temperature), 0 where the logit is -inf or NaN.
+  void (*weigh)(const float* logits, int64_t n, float top, float temperature, float* weights);
+  // sums[c] = the sum of weights[c * kWeightChunk, (c + 1) * kWeightChunk).
+  void (*sum_chunks)(const float* weights, int64_t n, float* sums);
+};
+
+// The kernels in use: the widest instruction set this processor has, unless set_isa chose another.
+const Kernels& kernels();
+
+// Returns false if `isa` was not built or this processor lacks it.
+bool set_isa(const char* isa);
+
+// The same on every instruction set.
+void kv_cache_write(DType dtype, const KvCacheWrite& args);
+void paged_attention(DType dtype, const PagedAttention& args);
+void sample(const Sample& args);
+
+}  // namespace airside::cpu

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// Loops over the threads of torch's own OpenMP pool: torch has loaded libgomp before this library is, so both use one
+// set of threads and torch.set_num_threads counts here too. The region always takes the whole team and lets some
+// members do nothing, because libgomp ends and restarts threads when the team's size changes.
+namespace airside::cpu::AIRSIDE_ISA {
+
+// In element operations: what pays for waking another thread.
+inline constexpr int64_t kCostPerThread = 16384;
+
+inline bool worth_threads([[maybe_unused]] int64_t count, [[maybe_unused]] int64_t cost) {
+#ifdef _OPENMP
+  return count > 1 && cost >= 2 * kCostPerThread && omp_get_max_threads() > 1 && !omp_in_parallel();
+#else
+  return false;
+#endif
+}
+
+// Calls body(begin, end) for parts of [0, count), each item of which costs `cost_each`.
+template <typename Body>
+void parallel_for(int64_t count, int64_t cost_each, const Body& body) {
+  if (!worth_threads(count, count * cost_each)) return body(int64_t{0}, count);
+#ifdef _OPENMP
+#pragma omp parallel
+  {
+    const int64_t wanted = count * cost_each / kCostPerThread;
+    const int64_t team = omp_get_num_threads();
+    const int64_t fewer = wanted < count ? wanted : count;
+    const int64_t parts = fewer < team ? fewer : team;
+    const int64_t part = omp_get_thread_num();
+    if (part < parts) body(count * part / parts, count * (part + 1) / parts);
+  }
+#endif
+}
+
+// Calls body(i) for each i of [0, count), whose costs differ: whoever is free takes the next.
+template <typename Body>
+void parallel_tasks(int64_t count, int64_t cost, const Body& body) {
+  if (!worth_threads(count, cost)) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t i = 0; i < count; ++i) body(i);
+#endif
+}
+
+}  // namespace airside::cpu::AIRSIDE_ISA

@@ -1,0 +1,34 @@
+#include "kernels/cpu/scratch.h"
+
+#include <memory>
+#include <new>
+
+namespace airside::cpu {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+struct Free {
+  void operator()(float* p) const { ::operator delete(p, kAlignment); }
+};
+
+struct Scratch {
+  std::unique_ptr<float, Free> floats;
+  int64_t capacity = 0;
+};
+
+thread_local Scratch scratch;
+
+}  // namespace
+
+float* scratch_floats(int64_t count) {
+  if (scratch.capacity < count) {
+    scratch.floats.reset();
+    scratch.capacity = 0;
+    scratch.floats.reset(static_cast<float*>(::operator new(sizeof(float) * count, kAlignment)));
+    scratch.capacity = count;
+  }
+  return scratch.floats.get();
+}
+
+}  // namespace airside::cpu

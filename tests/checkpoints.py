@@ -1,0 +1,151 @@
+"""Tiny checkpoints with random weights, made by transformers itself, complete with tokenizer and processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+VOCAB_SIZE = 512
+IMAGE_TOKENS_PER_TILE = 4
+TILE_PIXELS = 32
+SPECIAL_TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+]
+IMAGE_TOKEN_ID = SPECIAL_TOKENS.index("<image>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SENTENCES = [
+    f"The {size} {colour} {shape} is {place} the picture, and the {other} waits at the gate until it opens."
+    for size in ("small", "large", "narrow")
+    for colour in ("red", "blue", "green", "yellow", "purple")
+    for shape in ("circle", "square", "triangle", "aeroplane")
+    for place in ("in the middle of", "left of", "to the right of", "nowhere near")
+    for other in ("passenger", "captain", "suitcase")
+]
+_WORDS = [a + b + c + d for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrst" for d in "aeo"]  # fill the vocabulary
+
+
+def make_llama(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    """A Llama with 8 heads over 2 key-value heads of 16, two layers, and a byte-level tokenizer.
+
+    Args:
+        path: the folder to write.
+        changes: LlamaConfig values that differ.
+    Returns: path.
+    """
+    config = LlamaConfig(**{**_text_values(), "tie_word_embeddings": tied, **changes})
+    _save(LlamaForCausalLM, config, path, seed, max_shard_size)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+def make_idefics3(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB") -> Path:
+    """An Idefics3 over the same Llama: 32-pixel tiles of 16 patches and 4 tokens; pictures up to 64 pixels are split.
+
+    Returns: path, which transformers' AutoProcessor and AutoModelForImageTextToText load.
+    """
+    text = {**_text_values(), "model_type": "llama", "tie_word_embeddings": tied}
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": TILE_PIXELS,
+        "patch_size": 8,
+        "initializer_range": 0.1,
+    }
+    config = Idefics3Config(
+        text_config=text,
+        vision_config=vision,
+        scale_factor=2,
+        image_token_id=IMAGE_TOKEN_ID,
+        tie_word_embeddings=tied,
+        eos_token_id=text["eos_token_id"],
+        initializer_range=text["initializer_range"],
+    )
+    _save(Idefics3ForConditionalGeneration, config, path, seed, max_shard_size)
+    image_processor = Idefics3ImageProcessorPil(
+        do_image_splitting=True, size={"longest_edge": 2 * TILE_PIXELS}, max_image_size={"longest_edge": TILE_PIXELS}
+    )
+    processor = Idefics3Processor(
+        image_processor, make_tokenizer(), image_seq_len=IMAGE_TOKENS_PER_TILE, chat_template=CHAT_TEMPLATE
+    )
+    processor.save_pretrained(path)
+    image_processor.save_pretrained(path)
+    return path
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with Idefics3's special tokens; any text survives encoding and decoding."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*_SENTENCES, *_WORDS], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _text_values() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.1,  # five times the usual: logits far enough apart that greedy texts vary
+        "bos_token_id": SPECIAL_TOKENS.index("<|im_start|>"),
+        "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
+        "pad_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
+    }
+
+
+def _save(model_class: Any, config: Any, path: Path, seed: int, max_shard_size: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config)
+        for name, parameter in model.named_parameters():  # norms and biases that are not their defaults
+            if parameter.ndim == 1:
+                centre = 1.0 if name.endswith("weight") else 0.0
+                parameter.data.normal_(centre, 0.1)
+    model.save_pretrained(path, max_shard_size=max_shard_size)

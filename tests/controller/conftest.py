@@ -1,0 +1,93 @@
+"""A controller in a thread, on a bus of its own, and peers that say what a test tells them to."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from airside.controller.controller import Controller
+from airside.proto.channel import Hub
+from airside.proto.messages import Shutdown
+from tests.controller.scripted import Gateway, Peer, Rank, VisionWorker, controller_settings
+
+P = TypeVar("P", bound=Peer)
+
+
+class Bus:
+    """One running controller. `start` first, then peers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/bus"
+        self._peers: list[Peer] = []
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.controller: Controller | None = None
+
+    def start(self, **changes: object) -> None:
+        settings = controller_settings(self.endpoint, **changes)
+        hub = Hub(self.endpoint)
+        self.controller = Controller(settings, hub)
+        self._thread = threading.Thread(target=self._run, args=(self.controller, hub))
+        self._thread.start()
+
+    def _run(self, controller: Controller, hub: Hub) -> None:
+        try:
+            with hub:
+                controller.run()
+        except BaseException as failure:  # told to the test that owns the thread
+            self._failure = failure
+
+    def peer(self, kind: Callable[[str, str], P], name: str) -> P:
+        peer = kind(self.endpoint, name)
+        self._peers.append(peer)
+        return peer
+
+    def gateway(self, name: str = "gateway-0") -> Gateway:
+        gateway = self.peer(Gateway, name)
+        gateway.hello()
+        return gateway
+
+    def rank(self, name: str = "worker-0", **hello: int) -> Rank:
+        """A rank of a group of one, set up."""
+        rank = self.peer(Rank, name)
+        rank.hello(**hello)
+        rank.set_up()
+        return rank
+
+    def vision_worker(self, name: str, credits: int = 1) -> VisionWorker:
+        worker = self.peer(VisionWorker, name)
+        worker.hello(credits)
+        return worker
+
+    def join(self) -> None:
+        """Waits for the controller to end by itself, and raises what it raised."""
+        assert self._thread is not None
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive(), "the controller does not end"
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        if self.controller is not None:
+            self.peer(Peer, "closes").send(Shutdown("the test is over"))
+            self.join()
+        for peer in self._peers:
+            peer.close()
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    """A bus whose controller is started by the test. What the controller raised fails the test at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="airside-bus-"))  # short: ipc paths have at most 107 characters
+    made = Bus(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder)

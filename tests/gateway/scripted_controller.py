@@ -1,0 +1,103 @@
+"""The controller's end of the bus, in the hands of a test."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+import numpy as np
+
+from airside.proto.channel import Hub
+from airside.proto.messages import (
+    Accepted,
+    AddRequest,
+    EngineState,
+    FinishedRow,
+    GatewayHello,
+    Gauges,
+    GaugesQuery,
+    Heartbeat,
+    Message,
+    OutputBatch,
+)
+
+M = TypeVar("M", bound=Message)
+
+WAIT_S = 20.0
+MAX_MODEL_LEN = 100
+READY = EngineState("ready", "", MAX_MODEL_LEN, 1000, vision_ready=True)
+
+
+class ScriptedController:
+    """Receives only while the test waits for something, and says only what the test tells it to.
+
+    Hellos and heartbeats are noted; probes (queries with id 0) are answered.
+    """
+
+    def __init__(self, endpoint: str, state: EngineState = READY) -> None:
+        self.hub = Hub(endpoint)
+        self.state = state
+        self.gateways: list[str] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.attachments: list[bytes] = []
+        """Of the message that `expect` returned last."""
+        self.sender = ""
+        """Who sent that message."""
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message of this kind; any other but hellos, heartbeats and probes is an error."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            message = self.poll(kind, timeout_ms=100)
+            if message is not None:
+                return message
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def poll(self, kind: type[M], timeout_ms: int = 0) -> M | None:
+        """The same, if it comes in time."""
+        for envelope in self.hub.receive(timeout_ms):
+            message, self.sender = envelope.message, envelope.peer
+            noted = self._note(message)
+            if isinstance(message, kind):
+                self.attachments = [bytes(part) for part in envelope.attachments]
+                return message
+            assert noted, f"{message} came instead of {kind.__name__}"
+        return None
+
+    def send(self, message: Message, gateway: str | None = None) -> None:
+        """To a gateway; to the one that spoke last when not named."""
+        assert self.hub.send(gateway or self.sender, message)
+
+    def accept(self) -> AddRequest:
+        """Waits for a request and accepts it."""
+        request = self.expect(AddRequest)
+        self.send(Accepted(request.seq_id, queue_position=3))
+        return request
+
+    def _note(self, message: Message) -> bool:
+        match message:
+            case GatewayHello():
+                self.gateways.append(self.sender)
+                self.send(self.state)
+            case Heartbeat():
+                self.heartbeats.append(message)
+            case GaugesQuery(query_id=0):
+                self.send(Gauges(0, {}, {}, {}))
+            case _:
+                return False
+        return True
+
+
+def batch(*rows: tuple[int, list[int]], finished: list[FinishedRow] | None = None) -> OutputBatch:
+    """New tokens by sequence."""
+    return OutputBatch(
+        seq_ids=np.array([seq_id for seq_id, _ in rows], "<u8").tobytes(),
+        num_tokens=np.array([len(ids) for _, ids in rows], "<i4").tobytes(),
+        token_ids=np.array([i for _, ids in rows for i in ids], "<i4").tobytes(),
+        finished=finished or [],
+    )
+
+
+def finish(seq_id: int, reason: str = "stop", detail: str = "") -> FinishedRow:
+    """An end with recognizable numbers."""
+    return FinishedRow(seq_id, reason, detail, 11, 7, 3, 1, 0.25, 0.5, 0.75)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, processors
+
+from airside.controller.gateway.errors import ModelFilesError
+from airside.controller.gateway.generation_defaults import GenerationDefaults
+from airside.controller.gateway.text_model import TextModel
+from tests.gateway.tiny_checkpoint import END_ID, IMAGE_ID, SPECIAL, write_checkpoint
+
+HELLO = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_end_ids_come_from_all_that_name_them(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, generation_config={"eos_token_id": [5, 4]})
+    assert TextModel.load(str(folder)).end_ids == [END_ID, 4, 5]
+    (folder / "generation_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=7)
+    assert TextModel.load(str(folder)).end_ids == [END_ID, 7]
+
+
+def test_end_tokens_have_no_text_even_when_they_are_plain_tokens(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, generation_config={"eos_token_id": 40})
+    model = TextModel.load(str(folder))
+    assert model.detokenizer().push([41, 40, 41]) == model.detokenizer().push([41, 41])
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "image_token_index"])
+def test_the_image_mark(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path, images=False)
+    assert (TextModel.load(str(folder)).image_mark_id, TextModel.load(str(folder)).image_mark) == (None, "")
+    edit(folder / "config.json", **{name: IMAGE_ID})
+    model = TextModel.load(str(folder))
+    assert (model.image_mark_id, model.image_mark, model.accepts_images) == (IMAGE_ID, "<image>", True)
+
+
+def test_an_image_mark_outside_the_vocabulary(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    edit(folder / "config.json", image_token_id=99_999)
+    with pytest.raises(ModelFilesError, match="99999"):
+        TextModel.load(str(folder))
+
+
+def test_begin_tokens_are_added_where_the_tokenizer_wants_them(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begin = ("<|begin|>", SPECIAL.index("<|begin|>"))
+    tokenizer.post_processor = processors.TemplateProcessing("<|begin|> $A", None, [begin])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    model = TextModel.load(str(folder))
+    assert model.encode("a", add_special_tokens=True).ids[0] == begin[1]
+    assert model.encode("a", add_special_tokens=False).ids[0] != begin[1]
+
+
+def test_a_processors_chat_template_comes_first(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "only this"}))
+    assert TextModel.load(str(folder)).render_chat(HELLO) == "only this"
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_folder_that_lacks_a_file(tmp_path: Path, missing: str) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / missing).unlink()
+    with pytest.raises(ModelFilesError, match=str(folder)):
+        TextModel.load(str(folder))
+
+
+def test_broken_json(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelFilesError, match=r"generation_config\.json"):
+        TextModel.load(str(folder))
+
+
+def test_reading_a_folder_imports_no_torch(checkpoint: Path) -> None:
+    program = (
+        "import sys\nfrom airside.controller.gateway import server, text_model\n"
+        f"text_model.TextModel.load({str(checkpoint)!r}).render_chat({HELLO!r})\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "expected"),
+    [
+        ({}, GenerationDefaults(1.0, 0, 1.0, 0.0)),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 20}, GenerationDefaults(0.0, 20, 1.0, 0.0)),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "min_p": 0.1}, GenerationDefaults(0.7, 0, 0.8, 0.1)),
+        ({"temperature": 0.6, "top_k": -1, "top_p": None}, GenerationDefaults(0.6, 0, 1.0, 0.0)),
+        ({"max_new_tokens": 40, "repetition_penalty": 1.2}, GenerationDefaults(1.0, 0, 1.0, 0.0)),
+    ],
+)
+def test_generation_defaults(generation_config: dict[str, object], expected: GenerationDefaults) -> None:
+    assert GenerationDefaults.from_checkpoint(generation_config) == expected
+
+
+def test_generation_defaults_can_be_overridden() -> None:
+    defaults = GenerationDefaults(0.7, 20, 0.8, 0.1).overridden({"temperature": 0, "top_k": 5})
+    assert defaults == GenerationDefaults(0.0, 5, 0.8, 0.1)

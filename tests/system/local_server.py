@@ -1,0 +1,115 @@
+"""A whole server of real processes on one machine, without Ray: what the system tests talk to over gRPC."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from airside.cluster.config import Config
+from airside.cluster.local_processes import LocalProcesses
+from airside.cluster.plan.launch import LaunchPlan, Machine, Run
+from airside.proto import airside_pb2 as pb
+from airside.proto.airside_pb2_grpc import ControlStub, InferenceStub
+from airside.workers.model_config import load_model_config
+
+START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Polls a condition that no message announces; fails by name when it does not come true."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"still not after {timeout_s:.0f} s: {what}"
+        time.sleep(0.02)
+
+
+class LocalServer:
+    """Controller, gateway, ranks and vision workers for one checkpoint.
+
+    Args:
+        model: the checkpoint.
+        config: blocks of the YAML file that differ from the defaults.
+    """
+
+    def __init__(self, model: Path, **config: Any) -> None:
+        checked = Config.model_validate({"model": {"source": str(model), "dtype": "float32"}, **config})
+        self.processes = LocalProcesses()
+        run = Run(secrets.token_hex(4), self.processes.run_dir)
+        machine = Machine("local", os.cpu_count() or 1, 0)
+        self.plan = LaunchPlan(checked, load_model_config(model), model, run, machine, free_port())
+        self.address = f"127.0.0.1:{self.plan.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.channel.close()
+        self.processes.stop()
+        left = [path.name for path in Path("/dev/shm").glob(f"{self.plan.run.segment_prefix}*")]
+        assert not left, f"shared memory left behind: {left}"
+
+    def _start(self) -> None:
+        self.processes.start("controller", self.plan.controller())
+        for gateway in self.plan.gateways():
+            self.processes.start(gateway.name, gateway)
+        for worker in self.plan.workers(group=1):
+            self.processes.start(worker.name, worker)
+        for number in range(self.plan.vision_replicas):
+            self.start_vision_worker(number)
+        self.channel = grpc.insecure_channel(self.address)
+        self.inference = InferenceStub(self.channel)
+        self.control = ControlStub(self.channel)
+        wait_until(self._is_ready, START_TIMEOUT_S, "server ready")
+
+    def start_vision_worker(self, number: int) -> None:
+        settings = self.plan.vision_worker(number)
+        self.processes.start(settings.name, settings)
+
+    def _is_ready(self) -> bool:
+        exited = self.processes.exited()
+        assert not exited, {name: self.processes.log(name)[-3000:] for name in exited}
+        try:
+            info = self.control.GetServerInfo(pb.GetServerInfoRequest(), timeout=5)
+            vision_up = info.gauges.vision_workers >= self.plan.vision_replicas
+        except grpc.RpcError:
+            return False
+        return info.state == "ready" and vision_up
+
+    def gauges(self) -> pb.Gauges:
+        return self.control.GetServerInfo(pb.GetServerInfoRequest(), timeout=10).gauges
+
+    def generate(self, timeout_s: float = 60, **fields: Any) -> Answer:
+        """Sends one request and reads it to its end."""
+        return Answer(list(self.inference.Generate(pb.GenerateRequest(**fields), timeout=timeout_s)))
+
+
+class Answer:
+    """A finished stream, in parts."""
+
+    def __init__(self, events: list[pb.GenerateEvent]) -> None:
+        self.kinds = [event.WhichOneof("event") for event in events]
+        self.accepted = events[0].accepted
+        self.finished = events[-1].finished
+        deltas = [event.delta for event in events if event.HasField("delta")]
+        self.token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        self.text = "".join(delta.text for delta in deltas)

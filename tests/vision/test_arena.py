@@ -1,0 +1,100 @@
+"""The shared-memory segment: what a reader sees, what is left when its owner is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from airside.vision_workers.arena import Arena, slab_bytes
+from airside.vision_workers.segment import HEADER_BYTES, sweep
+
+SHM = Path("/dev/shm")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def name() -> str:
+    return f"airside-vtest-{os.getpid()}-arena"
+
+
+def test_a_reader_finds_every_tensor(name: str) -> None:
+    tensors = {
+        "odd": np.arange(7, dtype=np.uint8),
+        "pixel_values": np.random.default_rng(0).standard_normal((2, 3, 5, 5)).astype(np.float32)[:, ::-1],
+    }
+    with Arena(name, MIB) as arena:
+        ref = arena.write_tensors(tensors)
+        assert ref.segment == name
+        assert ref.num_bytes == slab_bytes(tensors)
+        segment = np.memmap(SHM / name, mode="r")
+        for tensor in ref.tensors:
+            assert (ref.slab + tensor.offset) % 64 == 0
+            start = ref.slab + tensor.offset
+            raw = segment[start : start + tensors[tensor.name].nbytes]
+            assert np.array_equal(raw.view(tensor.dtype).reshape(tensor.shape), tensors[tensor.name])
+
+
+def test_the_segment_is_private_exclusive_and_sparse(name: str) -> None:
+    with Arena(name, 64 * MIB) as arena:
+        status = (SHM / name).stat()
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert status.st_size == 64 * MIB
+        assert status.st_blocks * 512 < MIB
+        with pytest.raises(FileExistsError):
+            Arena(name, MIB)
+        assert arena.num_slabs == 0
+    assert not (SHM / name).exists()
+
+
+def test_memory_goes_back_with_the_last_slab(name: str) -> None:
+    with Arena(name, 16 * MIB) as arena:
+        refs = [arena.write_tensors({"x": np.ones(MIB, np.uint8)}) for _ in range(3)]
+        assert (SHM / name).stat().st_blocks * 512 >= 3 * MIB
+        for ref in refs:
+            assert arena.holds(ref.slab)
+            arena.release(ref.slab)
+        assert (SHM / name).stat().st_blocks * 512 < MIB
+        assert (SHM / name).stat().st_size == 16 * MIB
+
+
+def test_full_shared_memory_costs_no_slab(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with Arena(name, MIB) as arena:
+        monkeypatch.setattr(os, "pwrite", no_space)
+        with pytest.raises(OSError, match="full"):
+            arena.write_tensors({"x": np.ones(8, np.uint8)})
+        assert arena.num_slabs == 0
+        assert arena.can_write({"x": np.ones(arena.bytes_total, np.uint8)})
+
+
+def test_sweep_removes_only_what_dead_owners_left(name: str) -> None:
+    make_and_die = (
+        "import os, sys; from airside.vision_workers.segment import Segment; Segment(sys.argv[1], 8192); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", make_and_die, f"{name}-dead"], check=True, timeout=60)
+    foreign = SHM / f"{name}-foreign"
+    foreign.write_bytes(bytes(HEADER_BYTES))
+    try:
+        with Arena(f"{name}-alive", MIB):
+            assert sweep(name) == [f"{name}-dead"]
+            assert (SHM / f"{name}-alive").exists()
+        assert foreign.exists()
+    finally:
+        foreign.unlink()
+
+
+def test_a_reused_pid_is_not_the_owner(name: str) -> None:
+    with Arena(name, MIB):
+        with (SHM / name).open("r+b") as file:
+            file.seek(16)
+            file.write((1).to_bytes(8, "little"))  # another start time than this process's
+        assert sweep(name) == [name]

@@ -1,0 +1,270 @@
+"""The vision worker's loop against a scripted controller on a real bus; the model family is a fake with a gate."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from airside.proto.channel import Link
+from airside.proto.messages import (
+    Cancel,
+    Credit,
+    Drain,
+    Goodbye,
+    Heartbeat,
+    ImageFailed,
+    Job,
+    KvSetup,
+    Pixels,
+    Release,
+    Shape,
+    Shutdown,
+)
+from airside.vision_workers import worker as worker_module
+from airside.vision_workers.arena import Arena, Tensors
+from airside.vision_workers.decode import decode
+from airside.vision_workers.header import ImageLimits
+from airside.vision_workers.preparation import Preparation
+from airside.vision_workers.worker import VisionWorker
+
+IMAGES = Path(__file__).parent / "images"
+LIMITS = ImageLimits(max_bytes=1 << 20, max_pixels=1_000_000, max_aspect=200.0)
+SEGMENT = f"airside-vtest-{os.getpid()}-loop"
+ARENA_BYTES = 4096 + 3 * 64 * 64 * 2  # two pictures of 64 x 64
+
+
+class GatedFamily:
+    """Tensors are the pixels themselves; `process` waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started = threading.Event()
+
+    def shape(self, width: int, height: int) -> NDArray[np.int32]:
+        return np.array([width, height], dtype=np.int32)
+
+    def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:
+        self.started.set()
+        assert self.gate.wait(60)
+        if image.size == (13, 13):
+            raise RuntimeError("an unlucky picture")
+        return {"pixels": np.asarray(image)}
+
+
+@pytest.fixture
+def family() -> GatedFamily:
+    return GatedFamily()
+
+
+@pytest.fixture
+def running(endpoint: str, script: Any, family: GatedFamily) -> Iterator[Future[None]]:
+    """The loop in a thread; the test must bring it to its end."""
+
+    def prepare(data: bytes) -> Tensors:
+        return family.process(decode(data, LIMITS, "#ffffff"))
+
+    def run() -> None:
+        with Preparation(prepare) as preparation, Arena(SEGMENT, ARENA_BYTES) as arena:
+            link = Link(endpoint, "vision-0")
+            try:
+                VisionWorker(link, family, arena, preparation, LIMITS, "here").run()
+            finally:
+                link.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run)
+        hello = script.greet()
+        assert (hello.segment, hello.pid, hello.node) == (SEGMENT, os.getpid(), "here")
+        try:
+            yield future
+        finally:
+            family.gate.set()
+            if not future.done():
+                script.send(Shutdown(why="the test is over"))
+            future.result(60)
+
+
+def png(width: int = 64, height: int = 64) -> bytes:
+    file = io.BytesIO()
+    noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, "PNG")
+    return file.getvalue()
+
+
+def job(seq_id: int, epoch: int = 1) -> Job:
+    return Job(seq_id=seq_id, image_index=2, epoch=epoch)
+
+
+def deliver(script: Any, seq_id: int) -> Pixels:
+    """One picture of 64 x 64 from job to pixels, which stay in the arena."""
+    script.send(job(seq_id), png())
+    assert script.expect(Shape).seq_id == seq_id
+    pixels: Pixels = script.expect(Pixels)
+    script.expect(Credit)
+    return pixels
+
+
+@pytest.mark.usefixtures("running")
+def test_a_job_becomes_a_shape_then_pixels_then_credit(script: Any) -> None:
+    data = png(30, 20)
+    script.send(job(7, epoch=3), data)
+    shape = script.expect(Shape)
+    assert (shape.seq_id, shape.image_index, shape.epoch) == (7, 2, 3)
+    assert np.frombuffer(shape.expansion, "<i4").tolist() == [30, 20]
+    pixels = script.expect(Pixels)
+    assert (pixels.seq_id, pixels.image_index, pixels.epoch) == (7, 2, 3)
+    assert pixels.process_s > 0
+    (tensor,) = pixels.pixels.tensors
+    raw = np.memmap(Path("/dev/shm") / SEGMENT, mode="r")[pixels.pixels.slab + tensor.offset :]
+    shown = raw[: 30 * 20 * 3].view(tensor.dtype).reshape(tensor.shape)
+    assert np.array_equal(shown, np.asarray(Image.open(io.BytesIO(data))))
+    assert script.expect(Credit).jobs == 1
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize(
+    ("file", "cause", "has_shape"),
+    [("trunc_half.jpg", "truncated", True), ("html_as.jpg", "unsupported_format", False)],
+)
+def test_a_bad_picture_fails_alone(script: Any, file: str, cause: str, has_shape: bool) -> None:
+    script.send(job(1), (IMAGES / file).read_bytes())
+    if has_shape:
+        script.expect(Shape)
+    failed = script.expect(ImageFailed)
+    assert (failed.seq_id, failed.image_index, failed.epoch, failed.cause) == (1, 2, 1, cause)
+    assert failed.detail
+    script.expect(Credit)
+    deliver(script, 2)
+
+
+@pytest.mark.usefixtures("running")
+def test_an_unexpected_error_fails_one_picture(script: Any, caplog: pytest.LogCaptureFixture) -> None:
+    script.send(job(1), png(13, 13))
+    script.expect(Shape)
+    assert script.expect(ImageFailed).cause == "internal"
+    assert "an unlucky picture" in caplog.text
+    script.expect(Credit)
+    deliver(script, 2)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_job_without_bytes_fails(script: Any) -> None:
+    script.send(job(1))
+    assert script.expect(ImageFailed).cause == "empty"
+    script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_picture_larger_than_the_arena_fails(script: Any) -> None:
+    script.send(job(1), png(200, 200))
+    script.expect(Shape)
+    assert script.expect(ImageFailed).cause == "arena_too_small"
+    script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_the_loop_talks_while_a_picture_is_prepared(
+    script: Any, family: GatedFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.05)
+    family.gate.clear()
+    script.send(job(1), png())
+    script.expect(Shape)
+    assert family.started.wait(60)
+    for _ in range(3):
+        heartbeat = script.next(heartbeats=True)
+        assert isinstance(heartbeat, Heartbeat)
+        assert heartbeat.rss_bytes > 1 << 20
+    script.send(job(2), png(10, 10))
+    assert script.expect(Shape).seq_id == 2
+    family.gate.set()
+    assert script.expect(Pixels).seq_id == 1
+
+
+@pytest.mark.usefixtures("running")
+def test_cancel_ends_queued_and_current_jobs(script: Any, family: GatedFamily) -> None:
+    family.gate.clear()
+    for seq_id in (1, 2, 3):
+        script.send(job(seq_id), png())
+        script.expect(Shape)
+    assert family.started.wait(60)
+    script.send(Cancel(seq_id=1, image_index=2, epoch=1))
+    script.send(Cancel(seq_id=2, image_index=2, epoch=1))
+    script.expect(Credit)  # for the queued one; the current one is still in the thread
+    script.send(Cancel(seq_id=3, image_index=2, epoch=9))  # another attempt: not this job
+    family.gate.set()
+    script.expect(Credit)
+    assert script.expect(Pixels).seq_id == 3
+    script.expect(Credit)
+    script.send(Cancel(seq_id=3, image_index=2, epoch=1))  # done already: harmless
+    deliver(script, 4)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_full_arena_waits_for_a_release(script: Any) -> None:
+    first, _ = deliver(script, 1), deliver(script, 2)
+    script.send(job(3), png())
+    script.expect(Shape)
+    script.send(job(4), png(10, 10))
+    script.expect(Shape)  # the loop listens while the third picture waits for room
+    assert script.says_no_more()
+    script.send(Release(slab=first.pixels.slab))
+    assert script.expect(Pixels).pixels.slab == first.pixels.slab
+    script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_cancel_frees_the_worker_from_a_full_arena(script: Any) -> None:
+    first, _ = deliver(script, 1), deliver(script, 2)
+    script.send(job(3), png())
+    script.expect(Shape)
+    script.send(Cancel(seq_id=3, image_index=2, epoch=1))
+    script.expect(Credit)
+    script.send(Release(slab=first.pixels.slab))
+    deliver(script, 4)
+
+
+def test_drain_waits_for_the_slabs(script: Any, running: Future[None], family: GatedFamily) -> None:
+    first = deliver(script, 1)
+    family.gate.clear()
+    script.send(job(2), png())
+    script.expect(Shape)
+    script.send(Drain())
+    script.send(Release(slab=first.pixels.slab))
+    family.gate.set()
+    second = script.expect(Pixels)  # the job in hand is finished, and no credit follows
+    assert not running.done()
+    script.send(Release(slab=second.pixels.slab))
+    script.expect(Goodbye)
+    running.result(60)
+
+
+@pytest.mark.usefixtures("running")
+def test_messages_that_make_no_sense_change_nothing(script: Any, caplog: pytest.LogCaptureFixture) -> None:
+    script.send(KvSetup(num_blocks=1))
+    script.send(Release(slab=12345))
+    script.send(Cancel(seq_id=99, image_index=0, epoch=0))
+    deliver(script, 1)
+    assert "KvSetup" in caplog.text
+    assert "12345" in caplog.text
+
+
+def test_shutdown_ends_the_loop(script: Any, running: Future[None]) -> None:
+    script.send(Shutdown(why="enough"))
+    running.result(60)
+
+
+def test_the_loop_ends_with_its_parent(running: Future[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    running.result(60)

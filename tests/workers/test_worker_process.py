@@ -1,0 +1,128 @@
+"""Worker processes over the bus: one rank and two, their answers, and how they end."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airside.proto.messages import Heartbeat, WorkerFailed
+from airside.workers.load import load_runner
+from airside.workers.model_runner import ModelRunner
+from airside.workers.parallel import RankGroup
+from airside.workers.pixels import PixelArena
+from tests.workers.pictures import make_prompt, picture
+from tests.workers.ranks import PATIENCE_S, start_ranks
+from tests.workers.step_plans import Track, apply_step, plan_step, scattered_blocks, worker_settings
+
+PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9]]
+NUM_TOKENS = 10
+
+
+@pytest.fixture
+def run_folder() -> Iterator[Path]:
+    """A short path: ipc endpoints must fit in 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="airside-test-") as folder:
+        yield Path(folder)
+
+
+def llama_tracks() -> list[Track]:
+    blocks = scattered_blocks(len(PROMPTS), 16)
+    return [Track(i, list(prompt), table) for i, (prompt, table) in enumerate(zip(PROMPTS, blocks, strict=True))]
+
+
+def alone(path: Path, tracks: list[Track], arena: Path = Path("/dev/shm")) -> list[list[int]]:
+    """What one rank in this process makes of the tracks, each computed in one piece."""
+    runner: ModelRunner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena(arena))
+    runner.allocate(256)
+    step_id = 0
+    while live := [track for track in tracks if len(track.made) < NUM_TOKENS]:
+        num_new = [len(track.tokens) - track.computed for track in live]
+        sampled = runner.execute(plan_step(step_id, live, num_new))
+        assert sampled is not None
+        apply_step(live, num_new, sampled)
+        step_id += 1
+    return [track.made for track in tracks]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("checkpoint", ["llama_path", "untied_llama_path"])
+def test_ranks_make_the_tokens_of_one(
+    checkpoint: str, world_size: int, run_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(checkpoint)
+    with start_ranks(path, run_folder, world_size) as ranks:
+        hellos = ranks.set_up(num_blocks=48)
+        assert [(hello.rank, hello.world_size, hello.group) for hello in hellos] == [
+            (rank, world_size, 1) for rank in range(world_size)
+        ]
+        assert all(hello.num_blocks == 256 for hello in hellos)
+        made = ranks.generate(llama_tracks(), chunk=16, num_tokens=NUM_TOKENS)
+        assert ranks.shut_down() == [0] * world_size
+    assert made == alone(path, llama_tracks())
+
+
+def test_two_ranks_see_the_same_pictures(idefics3_path: Path, run_folder: Path) -> None:
+    arena = Path("/dev/shm")
+    name = f"airside-test-{uuid.uuid4().hex[:8]}"
+    try:
+        prompt = make_prompt(
+            idefics3_path, arena, "<image>What is it?<image>", [picture(60, 20, 1), picture(40, 90, 2)], name
+        )
+
+        def tracks() -> list[Track]:
+            return [Track(1, list(prompt.tokens), scattered_blocks(1, 64)[0], prompt.pixels, prompt.image_places)]
+
+        with start_ranks(idefics3_path, run_folder, 2) as ranks:
+            ranks.set_up(num_blocks=64)
+            made = ranks.generate(tracks(), chunk=16, num_tokens=NUM_TOKENS)
+            assert ranks.shut_down() == [0, 0]
+        assert made == alone(idefics3_path, tracks())
+    finally:
+        for segment in arena.glob(f"{name}-*"):
+            segment.unlink()
+
+
+def test_an_idle_worker_says_that_it_lives(llama_path: Path, run_folder: Path) -> None:
+    with start_ranks(llama_path, run_folder, 1) as ranks:
+        ranks.set_up(num_blocks=8)
+        _, heartbeat = ranks.wait_for(Heartbeat)
+        assert isinstance(heartbeat, Heartbeat)
+        assert heartbeat.rss_bytes > 10 * 1024**2
+
+
+def test_a_step_that_fails_is_told_and_ends_the_process(llama_path: Path, run_folder: Path) -> None:
+    with start_ranks(llama_path, run_folder, 1) as ranks:
+        ranks.set_up(num_blocks=2)
+        plan = plan_step(3, [Track(1, [5, 6], [7])], [2])
+        ranks.send_all(plan)
+        _, failed = ranks.wait_for(WorkerFailed)
+        assert failed == WorkerFailed(0, "AssertionError: step 3: no such block")
+        assert ranks.processes[0].wait(timeout=PATIENCE_S) == 1
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_told(llama_path: Path, run_folder: Path) -> None:
+    broken = Path(shutil.copytree(llama_path, run_folder / "broken"))
+    (broken / "model.safetensors").unlink()
+    with start_ranks(broken, run_folder, 1) as ranks:
+        _, failed = ranks.wait_for(WorkerFailed)
+        assert isinstance(failed, WorkerFailed)
+        assert failed.detail.startswith("CheckpointError: ")
+        assert "\n" not in failed.detail
+        assert ranks.processes[0].wait(timeout=PATIENCE_S) == 1
+
+
+def test_when_one_rank_is_lost_the_other_says_so(llama_path: Path, run_folder: Path) -> None:
+    with start_ranks(llama_path, run_folder, 2) as ranks:
+        ranks.set_up(num_blocks=8)
+        ranks.processes[1].kill()
+        ranks.processes[1].wait(timeout=PATIENCE_S)
+        assert ranks.hub.send("worker-0", plan_step(0, [Track(1, [5, 6], [7])], [2]))
+        peer, failed = ranks.wait_for(WorkerFailed)
+        assert peer == "worker-0"
+        assert isinstance(failed, WorkerFailed)
+        assert failed.rank == 0

@@ -1,0 +1,107 @@
+"""The parts of a Llama-style decoder layer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from airside.workers import ops
+from airside.workers.kv_cache import LayerCache
+from airside.workers.model_config import ModelConfig, RopeConfig
+from airside.workers.parallel import ColumnParallelLinear, RankGroup, RowParallelLinear
+from airside.workers.step_batch import StepBatch
+from airside.workers.weights.weight_source import WeightSource
+
+
+class RotaryTable:
+    """cos and sin of every position, [max_positions, head_dim / 2] float32."""
+
+    def __init__(self, config: ModelConfig, max_positions: int, device: torch.device) -> None:
+        angles = torch.arange(max_positions)[:, None].float() * inverse_frequencies(config.rope, config.head_dim)
+        self.cos = angles.cos().to(device)
+        self.sin = angles.sin().to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: radians per position of each rotary pair (Su et al. 2021, arXiv 2104.09864)."""
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.divisors:
+        frequencies = frequencies / torch.tensor(rope.divisors, dtype=torch.float32)
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    return _stretch_long_waves(frequencies, rope) if rope.rope_type == "llama3" else frequencies
+
+
+def _stretch_long_waves(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """Llama 3.1: waves longer than the trained context turn `factor` times slower, short ones as before.
+
+    Between the two limits the change is blended linearly in the number of turns per trained context.
+    """
+    wavelengths = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelengths
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    result = torch.where(turns < rope.low_freq_factor, frequencies / rope.factor, frequencies)
+    between = (turns >= rope.low_freq_factor) & (turns <= rope.high_freq_factor)
+    return torch.where(between, blended, result)
+
+
+class Attention:
+    """Grouped-query attention over the paged cache; query, key and value come from one product."""
+
+    def __init__(self, weights: WeightSource, prefix: str, config: ModelConfig, group: RankGroup) -> None:
+        self._heads = (
+            config.num_heads // group.size,
+            config.num_kv_heads // group.size,
+            config.num_kv_heads // group.size,
+        )
+        self._head_dim = config.head_dim
+        self._scale = config.head_dim**-0.5
+        kv_size = config.num_kv_heads * config.head_dim
+        q_size = config.num_heads * config.head_dim
+        self._qkv = ColumnParallelLinear(
+            weights,
+            (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
+            (q_size, kv_size, kv_size),
+            config.hidden_size,
+            group,
+            bias=config.attention_bias,
+        )
+        self._out = RowParallelLinear(
+            weights, f"{prefix}.o_proj", config.hidden_size, q_size, group, bias=config.attention_bias
+        )
+
+    def __call__(self, x: Tensor, batch: StepBatch, rotary: RotaryTable, cache: LayerCache) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' keys and values to the cache."""
+        num_tokens = x.shape[0]
+        q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)
+        ops.rotary_embedding(q, k, batch.positions, rotary.cos, rotary.sin)
+        ops.kv_cache_write(k, v, cache.k, cache.v, batch.slots)
+        out = ops.paged_attention(
+            q, cache.k, cache.v, batch.block_tables, batch.query_starts, batch.context_lens, self._scale
+        )
+        return self._out(out.view(num_tokens, -1))
+
+
+class Mlp:
+    """Llama's gated MLP; gate and up come from one product."""
+
+    def __init__(self, weights: WeightSource, prefix: str, config: ModelConfig, group: RankGroup) -> None:
+        inner = config.intermediate_size
+        self._gate_up = ColumnParallelLinear(
+            weights,
+            (f"{prefix}.gate_proj", f"{prefix}.up_proj"),
+            (inner, inner),
+            config.hidden_size,
+            group,
+            bias=config.mlp_bias,
+        )
+        self._down = RowParallelLinear(
+            weights, f"{prefix}.down_proj", config.hidden_size, inner, group, bias=config.mlp_bias
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        return self._down(ops.silu_and_mul(self._gate_up(x)))

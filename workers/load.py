@@ -1,0 +1,40 @@
+"""From settings to a model runner, ready for its KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from airside.proto.settings import WorkerSettings
+from airside.workers.model_config import check_tensor_parallel_size, load_model_config
+from airside.workers.model_runner import ModelRunner
+from airside.workers.models.registry import load_model
+from airside.workers.parallel import RankGroup
+from airside.workers.pixels import PixelArena
+from airside.workers.weights.open_weights import open_weights
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def device_of(settings: WorkerSettings) -> torch.device:
+    """The device of this rank; on CUDA the one with the rank's number, round and round."""
+    if settings.device != "cuda":
+        return torch.device(settings.device)
+    return torch.device("cuda", settings.rank % max(1, torch.cuda.device_count()))
+
+
+@torch.inference_mode()
+def load_runner(settings: WorkerSettings, group: RankGroup, arena: PixelArena) -> ModelRunner:
+    """Loads this rank's shard of the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is unsupported, incomplete or damaged.
+        TensorParallelSizeError: the group's size does not divide the model; nothing has been loaded then.
+    """
+    path = Path(settings.model_path)
+    config = load_model_config(path)
+    check_tensor_parallel_size(config, settings.world_size)
+    device, dtype = device_of(settings), _DTYPES[settings.dtype]
+    model = load_model(config, open_weights(path, dtype, device), group, settings.max_model_len)
+    return ModelRunner(model, config, settings, dtype, device, arena)

@@ -1,0 +1,167 @@
+"""Tensor parallelism: the group of ranks, and the layers that are split over it (Shoeybi et al. 2019, 1909.08053)."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from airside.workers.linear import make_linear
+from airside.workers.weights.weight_source import WeightSource
+
+_PEER_TIMEOUT = timedelta(seconds=120)  # for a rank that hangs; one that dies is noticed at once
+
+
+class RankGroup:
+    """This process's place among the ranks, and how they exchange tensors. Alone, it exchanges nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        assert 0 <= rank < size
+        self.rank = rank
+        self.size = size
+
+    @staticmethod
+    def connect(rank: int, size: int, rendezvous: str, device: torch.device) -> RankGroup:
+        """Meets the other ranks at `rendezvous`; returns when all are there. Raises when they are not in time."""
+        if size > 1:
+            if rendezvous.startswith(("file:", "tcp://127.0.0.1:", "tcp://localhost:")):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            dist.init_process_group(
+                backend="nccl" if device.type == "cuda" else "gloo",
+                init_method=rendezvous,
+                rank=rank,
+                world_size=size,
+                timeout=_PEER_TIMEOUT,
+            )
+        return RankGroup(rank, size)
+
+    def shard(self, total: int) -> slice:
+        """This rank's part of an axis of `total` entries."""
+        assert total % self.size == 0
+        part = total // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum over all ranks, on every rank, in float32 and in the order of the ranks, rounded once.
+
+        A ring all-reduce would start each element's sum at another rank, depending on the tensor's length.
+
+        Args:
+            partial: [num_rows, columns].
+        """
+        if self.size == 1:
+            return partial
+        num_rows, columns = partial.shape
+        gathered = torch.empty((self.size * num_rows, columns), dtype=torch.float32, device=partial.device)
+        dist.all_gather_into_tensor(gathered, partial.float())
+        total, *others = gathered.chunk(self.size)
+        for part in others:
+            total += part
+        return total.to(partial.dtype)
+
+    def gather_columns(self, part: Tensor) -> Tensor | None:
+        """On rank 0, the ranks' parts side by side; on others None.
+
+        Args:
+            part: [num_rows, columns / size].
+        """
+        if self.size == 1:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(part.contiguous(), parts, dst=0)
+        return torch.cat(parts, dim=1) if parts is not None else None
+
+    def close(self) -> None:
+        """Leaves the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+class ColumnParallelLinear:
+    """Several projections of one input as one product; each rank has its rows of each, so its part of every output.
+
+    Args:
+        names: tensors without their suffix `.weight`; all of `in_features` columns.
+        out_features: rows of each.
+    """
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        names: tuple[str, ...],
+        out_features: tuple[int, ...],
+        in_features: int,
+        group: RankGroup,
+        *,
+        bias: bool,
+    ) -> None:
+        def fused(kind: str, *tail: int) -> Tensor:
+            return torch.cat(
+                [
+                    weights.read(f"{name}.{kind}", (rows, *tail), group.shard(rows))
+                    for name, rows in zip(names, out_features, strict=True)
+                ]
+            )
+
+        self._linear = make_linear(fused("weight", in_features), fused("bias") if bias else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, sum(out_features) / size]."""
+        return self._linear(x)
+
+
+class RowParallelLinear:
+    """A projection of an input that is split over the ranks; every rank gets the whole output."""
+
+    def __init__(
+        self, weights: WeightSource, name: str, out_features: int, in_features: int, group: RankGroup, *, bias: bool
+    ) -> None:
+        self._group = group
+        own = weights.read(f"{name}.weight", (out_features, in_features), columns=group.shard(in_features))
+        full_bias = weights.read(f"{name}.bias", (out_features,)) if bias else None
+        # With more than one rank the bias must be added once, after the sum.
+        self._linear = make_linear(own, full_bias if group.size == 1 else None)
+        self._bias = full_bias if group.size > 1 else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features / size] -> [num_tokens, out_features]."""
+        out = self._group.sum(self._linear(x))
+        return out if self._bias is None else out + self._bias
+
+
+class VocabParallelEmbedding:
+    """Token embeddings; each rank holds its rows of the table."""
+
+    def __init__(self, weights: WeightSource, name: str, vocab_size: int, hidden_size: int, group: RankGroup) -> None:
+        self._group = group
+        self._rows = group.shard(vocab_size)
+        self.weight = weights.read(f"{name}.weight", (vocab_size, hidden_size), self._rows)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] int64 -> [num_tokens, hidden]."""
+        if self._group.size == 1:
+            return F.embedding(token_ids, self.weight)
+        own = (token_ids >= self._rows.start) & (token_ids < self._rows.stop)
+        local = torch.where(own, token_ids - self._rows.start, 0)
+        return self._group.sum(F.embedding(local, self.weight).masked_fill_(~own[:, None], 0))
+
+
+class VocabParallelHead:
+    """The projection to logits; each rank computes those of its rows of the vocabulary.
+
+    Args:
+        weight: [vocab_size / size, hidden], this rank's rows.
+    """
+
+    def __init__(self, weight: Tensor, group: RankGroup) -> None:
+        self._group = group
+        self._linear = make_linear(weight)
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        """[num_rows, hidden] -> [num_rows, vocab_size] float32 on rank 0, None on the others."""
+        logits = self._group.gather_columns(self._linear(hidden))
+        return None if logits is None else logits.float()

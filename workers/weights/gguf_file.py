@@ -1,0 +1,96 @@
+"""A llama.cpp checkpoint: dequantised, under Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGUFReader, ReaderTensor
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from airside.workers.model_config import CheckpointError, ModelConfig
+from airside.workers.weights.gguf_metadata import gguf_config, open_gguf
+from airside.workers.weights.weight_source import WHOLE, missing_tensor, wrong_shape
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+class GgufFile:
+    """A WeightSource over one .gguf file.
+
+    Args:
+        dtype, device: of the tensors returned.
+    Raises:
+        CheckpointError: not a GGUF file, or an unsupported architecture.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._path = path
+        self._dtype = dtype
+        self._device = device
+        reader: GGUFReader = open_gguf(path)
+        self.config: ModelConfig = gguf_config(reader, path)
+        self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
+
+    def has(self, name: str) -> bool:
+        return gguf_name(name) in self._tensors
+
+    def read(self, name: str, shape: tuple[int, ...], rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor:
+        source = self._tensors.get(gguf_name(name) or "")
+        if source is None:
+            raise CheckpointError(missing_tensor(f"{name} ({gguf_name(name)})", self._path))
+        found = tuple(int(size) for size in reversed(source.shape))
+        if found != shape:
+            raise CheckpointError(wrong_shape(name, self._path, found, shape))
+        array: NDArray[np.float32] = dequantize(source.data, source.tensor_type).astype(np.float32).reshape(shape)
+        heads = self._rotated_heads(name)
+        if heads is not None:
+            array = _half_split(array, heads)
+        part = array[rows] if len(shape) == 1 or columns == WHOLE else array[rows, columns]
+        return torch.from_numpy(np.array(part)).to(self._device, self._dtype)
+
+    def _rotated_heads(self, name: str) -> int | None:
+        """How many heads this tensor's rows make when they are in llama.cpp's order."""
+        if ".q_proj." in name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".k_proj." in name else None
+
+
+def gguf_name(name: str) -> str | None:
+    """llama.cpp's name of a Hugging Face tensor, or None when it has none."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    layer = _LAYER.fullmatch(stem)
+    if layer is None or layer[2] not in _LAYER_NAMES:
+        return None
+    return f"blk.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{kind}"
+
+
+def _half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """Undoes llama.cpp's interleaving of each head's rotary pairs.
+
+    Their head rows are x0 y0 x1 y1 ..., where (x, y) is a rotary pair; ours are x0 x1 ... y0 y1 ...
+    """
+    pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,91 @@
+"""A GGUF file's metadata as a ModelConfig. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader
+
+from airside.workers.model_config import ROPE_TYPES, CheckpointError, ModelConfig, RopeConfig
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+"""GGUF's names of the architectures that are read, and ours."""
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """Maps the file. Raises CheckpointError when it is not a GGUF file."""
+    try:
+        return GGUFReader(path)
+    except (OSError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{path} cannot be read as a GGUF file: {error}") from error
+
+
+def read_gguf_config(path: Path) -> ModelConfig:
+    """The config of a GGUF file.
+
+    Raises:
+        CheckpointError: not a GGUF file, an unsupported architecture, or a missing key.
+    """
+    return gguf_config(open_gguf(path), path)
+
+
+def gguf_config(reader: GGUFReader, path: Path) -> ModelConfig:
+    """The config of an open GGUF file; errors as in `read_gguf_config`."""
+    family = _value(reader, path, "general.architecture")
+    if family not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: GGUF architecture {family} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+
+    def value(key: str, default: Any = None) -> Any:  # Any: what the file holds
+        return _value(reader, path, f"{family}.{key}", default)
+
+    num_heads = value("attention.head_count")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return ModelConfig(
+        architecture=ARCHITECTURES[family],
+        vocab_size=int(tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in tensors else value("vocab_size"),
+        hidden_size=value("embedding_length"),
+        intermediate_size=value("feed_forward_length"),
+        num_layers=value("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=value("attention.head_count_kv", num_heads),
+        head_dim=value("attention.key_length", value("embedding_length") // num_heads),
+        max_position_embeddings=value("context_length"),
+        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
+        rope=_rope(reader, path, family),
+        tie_word_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        eos_token_ids=_eos_token_ids(reader),
+        dtype=None,
+    )
+
+
+def _value(reader: GGUFReader, path: Path, key: str, default: Any = None) -> Any:  # Any: what the file holds
+    field = reader.get_field(key)
+    if field is not None:
+        return field.contents()
+    if default is None:
+        raise CheckpointError(f"{path}: metadata key {key} is missing")
+    return default
+
+
+def _eos_token_ids(reader: GGUFReader) -> tuple[int, ...]:
+    field = reader.get_field("tokenizer.ggml.eos_token_id")
+    return () if field is None else (int(field.contents()),)
+
+
+def _rope(reader: GGUFReader, path: Path, family: str) -> RopeConfig:
+    rope_type = _value(reader, path, f"{family}.rope.scaling.type", "none")
+    rope_type = "default" if rope_type == "none" else rope_type
+    if rope_type not in ROPE_TYPES:
+        raise CheckpointError(f"{path}: rope scaling {rope_type} is not supported")
+    listed = [tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+    return RopeConfig(
+        rope_type=rope_type,
+        theta=float(_value(reader, path, f"{family}.rope.freq_base", 10_000.0)),
+        factor=float(_value(reader, path, f"{family}.rope.scaling.factor", 1.0)),
+        divisors=tuple(float(divisor) for divisor in listed[0]) if listed else (),
+    )

@@ -1,0 +1,110 @@
+"""The model worker: one rank. Receives step plans, executes them, answers from rank 0."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import psutil
+import torch
+
+from airside.proto.channel import Link
+from airside.proto.messages import (
+    Heartbeat,
+    KvSetup,
+    Message,
+    Shutdown,
+    StepPlan,
+    StepResult,
+    WorkerFailed,
+    WorkerHello,
+)
+from airside.proto.settings import WorkerSettings
+from airside.workers.load import device_of, load_runner
+from airside.workers.model_runner import ModelRunner
+from airside.workers.parallel import RankGroup
+from airside.workers.pixels import PixelArena
+
+log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 1.0
+
+
+class Worker:
+    """One rank with its model loaded."""
+
+    def __init__(self, settings: WorkerSettings, link: Link, runner: ModelRunner, parent_pid: int) -> None:
+        self._settings = settings
+        self._link = link
+        self._runner = runner
+        self._parent_pid = parent_pid
+        self._process = psutil.Process()
+        self._last_sent_s = 0.0
+
+    def run(self, load_s: float) -> None:
+        """Serves until told to stop, or until the process that started this one is gone."""
+        self._say_hello(load_s)
+        while os.getppid() == self._parent_pid:
+            envelope = self._link.receive(timeout_ms=int(_HEARTBEAT_S * 1000))
+            match None if envelope is None else envelope.message:
+                case StepPlan() as plan:
+                    self._step(plan)
+                case KvSetup(num_blocks):
+                    self._runner.allocate(num_blocks)
+                    log.info("allocated num_blocks=%d", num_blocks)
+                case Shutdown(why):
+                    log.info("shutdown why=%r", why)
+                    return
+                case None:
+                    pass
+                case other:
+                    raise TypeError(f"a worker was sent {type(other).__name__}")
+            if time.monotonic() - self._last_sent_s >= _HEARTBEAT_S:
+                self._send(Heartbeat(rss_bytes=self._process.memory_info().rss))
+        log.warning("orphaned parent_pid=%d; nobody is left to serve, exiting", self._parent_pid)
+
+    def _say_hello(self, load_s: float) -> None:
+        settings = self._settings
+        num_blocks = self._runner.count_kv_blocks()
+        self._send(
+            WorkerHello(
+                settings.rank, settings.world_size, settings.group, settings.node, os.getpid(), num_blocks, load_s
+            )
+        )
+        log.info("loaded rank=%d of=%d kv_blocks=%d load_s=%.2f", settings.rank, settings.world_size, num_blocks, load_s)
+
+    def _step(self, plan: StepPlan) -> None:
+        started_s = time.perf_counter()
+        sampled = self._runner.execute(plan)
+        if sampled is not None:
+            self._send(StepResult(plan.step_id, sampled, time.perf_counter() - started_s))
+
+    def _send(self, message: Message) -> None:
+        self._link.send(message)
+        self._last_sent_s = time.monotonic()
+
+
+def run_worker(settings: WorkerSettings, parent_pid: int) -> int:
+    """Loads a rank, serves it, and returns the exit status: 0 after a shutdown, 1 after a failure told to the bus.
+
+    Args:
+        parent_pid: `os.getppid()` as early as can be: the parent may die while the weights load.
+    """
+    torch.set_num_threads(settings.num_threads)
+    link = Link(settings.endpoint, settings.name)
+    try:
+        started_s = time.perf_counter()
+        group = RankGroup.connect(settings.rank, settings.world_size, settings.rendezvous, device_of(settings))
+        runner = load_runner(settings, group, PixelArena())
+        Worker(settings, link, runner, parent_pid).run(time.perf_counter() - started_s)
+        group.close()
+    except Exception as error:
+        # The controller cannot see this process' log; it gets the reason in one line, the log gets the rest.
+        detail = " ".join(f"{type(error).__name__}: {error}".split())
+        log.exception("failed rank=%d; telling the controller and exiting", settings.rank)
+        link.send(WorkerFailed(settings.rank, detail))
+        return 1
+    finally:
+        link.close()
+    return 0
