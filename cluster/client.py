@@ -13,7 +13,11 @@ from airside.proto import airside_pb2 as pb
 from airside.proto.airside_pb2_grpc import ControlStub, InferenceStub
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-_SEND_BYTES_MAX = 64 * 2**20
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", 64 * 2**20),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a server that is starting is asked again soon
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Client:
 
     def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, [("grpc.max_send_message_length", _SEND_BYTES_MAX)])
+        self._channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
         self._inference = InferenceStub(self._channel)
         self._control = ControlStub(self._channel)
 

@@ -72,8 +72,8 @@ class Screen:
         table.add_column("request", no_wrap=True)
         table.add_column("finish", no_wrap=True)
         for heading in ("prompt tokens", "output tokens", "first token, s", "tokens /s"):
-            table.add_column(heading, justify="right")
-        table.add_column("reply", no_wrap=True, overflow="ellipsis", min_width=24)
+            table.add_column(heading, justify="right", min_width=6)
+        table.add_column("reply", no_wrap=True, overflow="ellipsis", min_width=18)
         for exchange in exchanges:
             table.add_row(*_row(exchange))
         self._console.print(table)
@@ -104,7 +104,7 @@ def _row(exchange: Exchange) -> list[str]:
 def _verdict(exchange: Exchange) -> str:
     if exchange.picture is None:
         return ""
-    return "right: " if exchange.read_right else "wrong: "
+    return "✓ " if exchange.read_right else "✗ "
 
 
 def _shortened(text: str, width: int = 40) -> str:

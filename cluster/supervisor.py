@@ -188,7 +188,7 @@ class Supervisor:
             self._on_vision_end(process, how)
             return
         if not self._is_started:
-            raise StartFailed(f"{process.name} ended while the server was starting: {how}")
+            raise StartFailed(f"{process.name} ended while the server was starting: {how}; its log is above")
         self._count_failure(process, how)
         self._tell(f"{process.name} ended: {how}; starting it again")
         if process is self._controller:

@@ -127,9 +127,8 @@ class Controller:
         if now < self._next_watch:
             return
         self._next_watch = now + TICK_S
-        busy = {name for name, state in self._ledger.worker_states().items() if state != "ready"}
         computing = self._host.ranks if self._host.step_id is not None else []
-        for name in self._peers.silent(now, SILENCE_MAX_S, {NAME, *busy, *computing}):
+        for name in self._peers.silent(now, SILENCE_MAX_S, excused={NAME, *computing}):
             self._lose(name, f"silent for {SILENCE_MAX_S:.0f} s")
         for name in self._ledger.stuck(now, JOB_SILENCE_MAX_S):
             self._lose(name, f"no progress in {JOB_SILENCE_MAX_S:.0f} s")

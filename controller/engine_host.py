@@ -92,7 +92,8 @@ class EngineHost:
 
         None: the group holds fewer KV blocks than the engine already counts on, and must be failed.
         """
-        assert self._group is not None and self._group.is_whole
+        assert self._group is not None
+        assert self._group.is_whole
         if self.engine is None:
             self.engine, self.num_blocks = make_engine(self._settings, self._group.num_blocks), self._group.num_blocks
         if self._group.num_blocks < self.num_blocks:

@@ -29,7 +29,8 @@ class FrontDesk:
         if refused is not None:
             return Rejected(request.seq_id, *refused)
         engine, client = self._host.engine, self.gateways.number(gateway)
-        assert engine is not None and client is not None
+        assert engine is not None
+        assert client is not None
         self._requests.add(LiveRequest(request.seq_id, request.request_id, client), request.deadline)
         return Accepted(request.seq_id, engine.queue_position(request.seq_id))
 
@@ -94,7 +95,8 @@ class FrontDesk:
 
     def _add_to_engine(self, gateway: str, request: AddRequest, now: float) -> tuple[str, str] | None:
         engine, client = self._host.engine, self.gateways.number(gateway)
-        assert engine is not None and client is not None
+        assert engine is not None
+        assert client is not None
         try:
             rejection = engine.add(make_request(request, client), now)
         except (ValueError, TypeError) as error:  # columns that make no sense: the gateway's fault, not ours

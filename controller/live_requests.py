@@ -30,7 +30,8 @@ class LiveRequests:
 
     def add(self, request: LiveRequest, deadline: float | None) -> None:
         """A sequence was accepted."""
-        assert request.seq_id not in self._by_seq and request.request_id not in self._by_name, request
+        assert request.seq_id not in self._by_seq, request
+        assert request.request_id not in self._by_name, request
         self._by_seq[request.seq_id] = request
         self._by_name[request.request_id] = request.seq_id
         if deadline is not None:

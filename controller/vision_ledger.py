@@ -97,7 +97,7 @@ class _VisionWorker:
     draining: bool = False
     jobs: dict[ImageKey, _Image] = field(default_factory=dict)  # in hand, in the order they were given
     jobs_done: int = 0
-    progress_at: float = 0.0  # last job given to an empty hand, or last word about a job
+    progress_at: float = 0.0  # last job given to an empty hand, last word about a job, or last seen waiting for room
 
 
 class VisionLedger:
@@ -145,7 +145,8 @@ class VisionLedger:
 
     def begin_step(self, seq_ids: Iterable[int]) -> None:
         """A step that reads these sequences' pixels is in flight: their slabs stay until `close_step`."""
-        assert not self._pinned and not self._held
+        assert not self._pinned
+        assert not self._held
         self._pinned = frozenset(seq_ids)
 
     def close_step(self) -> list[Effect]:
@@ -204,7 +205,13 @@ class VisionLedger:
         return effects + self._dispatch(now)
 
     def stuck(self, now: float, silence_max_s: float) -> list[str]:
-        """Workers that have had jobs in hand for this long without a word about any."""
+        """Workers that have had jobs in hand for this long without a word about any. To be asked once in a while.
+
+        A worker whose slabs we hold may be waiting for room rather than hang: its time starts when they are back.
+        """
+        for worker in self._workers.values():
+            if self._leases[worker.segment]:
+                worker.progress_at = now
         return [w.name for w in self._workers.values() if w.jobs and now - w.progress_at > silence_max_s]
 
     # --- what vision workers say ----------------------------------------------------------------------------------
@@ -309,7 +316,8 @@ class VisionLedger:
         return min(able, key=lambda worker: len(worker.jobs), default=None)
 
     def _give(self, image: _Image, worker: _VisionWorker, now: float) -> Send:
-        assert image.data is not None and worker.credits > 0
+        assert image.data is not None
+        assert worker.credits > 0
         del self._queue[image.key]
         image.state, image.worker = ImageState.PROCESSING, worker.name
         image.epoch += 1

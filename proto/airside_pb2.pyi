@@ -141,6 +141,7 @@ class Part(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """Must not spell the model's image mark: pictures are parts of their own."""
     @_builtins.property
     def image(self) -> Global___Image: ...
     def __init__(
@@ -211,9 +212,11 @@ class Sampling(_message.Message):
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy. Default: the checkpoint's generation config, else 1. In [0, 100]."""
+    """0 is greedy. In [0, 100]. Default, here and below: the checkpoint's generation_config.json, else 1 (0, 1, 0);
+    where that file says `do_sample: false`, temperature is 0.
+    """
     top_k: _builtins.int
-    """Keep the k most likely tokens. 0 or left out: all."""
+    """Keep the k most likely tokens. 0: all."""
     top_p: _builtins.float
     """Keep the smallest set of most likely tokens whose mass reaches top_p. In (0, 1]."""
     min_p: _builtins.float
@@ -272,7 +275,7 @@ class Stop(_message.Message):
     """Do not stop at the model's own end tokens."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """More token ids that end the text, beside the model's own end tokens."""
+        """More token ids that end the text, beside the model's own end tokens. At most 64."""
 
     def __init__(
         self,
@@ -394,12 +397,16 @@ Global___ImageReady: _TypeAlias = ImageReady  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
+    """New tokens since the last delta: one per step, or more where the client reads slowly. A request whose client leaves
+    4096 of them unread is aborted.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """May be empty while a character is incomplete. Always whole characters."""
+    """May be empty while a character is incomplete. Always whole characters. Special and end tokens have no text."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(

@@ -46,7 +46,8 @@ _SENTENCES = [
     for place in ("in the middle of", "left of", "to the right of", "nowhere near")
     for other in ("passenger", "captain", "suitcase")
 ]
-_WORDS = [a + b + c + d for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrst" for d in "aeo"]  # fill the vocabulary
+# They fill the vocabulary.
+_WORDS = [a + b + c + d for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrst" for d in "aeo"]
 
 
 def make_llama(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:

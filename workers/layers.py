@@ -76,7 +76,7 @@ class Attention:
     def __call__(self, x: Tensor, batch: StepBatch, rotary: RotaryTable, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' keys and values to the cache."""
         num_tokens = x.shape[0]
-        q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)
+        q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)  # type: ignore[no-untyped-call]
         ops.rotary_embedding(q, k, batch.positions, rotary.cos, rotary.sin)
         ops.kv_cache_write(k, v, cache.k, cache.v, batch.slots)
         out = ops.paged_attention(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 Linear = Callable[[Tensor], Tensor]
 """`x: [num_rows, in_features]` -> `[num_rows, out_features]`."""
@@ -20,13 +20,13 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         bias: [out_features].
     """
     if not _packs(weight):
-        return lambda x: F.linear(x, weight, bias)
+        return lambda x: functional.linear(x, weight, bias)
     packed = _packed(weight, bias)
     return packed if _is_stable_alone(packed, weight) else _never_alone(packed)
 
 
 def _packs(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return weight.dtype is torch.float32 or (
         weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -34,8 +34,10 @@ def _packs(weight: Tensor) -> bool:
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
-    """oneDNN, with the weight laid out once for its kernels. F.linear would do that again on every call (bfloat16),
-    or go to MKL (float32), whose sums depend on the number of rows.
+    """oneDNN, with the weight laid out once for its kernels.
+
+    torch's own linear would lay it out again on every call (bfloat16), or go to MKL (float32), whose order of summation
+    depends on the number of rows.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
     multiply = torch.ops.mkldnn._linear_pointwise
@@ -50,4 +52,4 @@ def _is_stable_alone(linear: Linear, weight: Tensor) -> bool:
 
 
 def _never_alone(linear: Linear) -> Linear:
-    return lambda x: linear(x) if x.shape[0] > 1 else linear(F.pad(x, (0, 0, 0, 1)))[:1]
+    return lambda x: linear(x) if x.shape[0] > 1 else linear(functional.pad(x, (0, 0, 0, 1)))[:1]

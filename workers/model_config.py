@@ -87,7 +87,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     config = _read_json(path / "config.json")
     file = path / "config.json"
     if config.get("quantization_config"):
-        raise CheckpointError(f"{file}: quantized checkpoints are not supported; use a bfloat16, float16 or float32 one")
+        raise CheckpointError(f"{file}: quantized checkpoints are not supported; use one in bfloat16 or float32")
     names = config.get("architectures") or ["(none named)"]
     parse = _PARSERS.get(names[0])
     if parse is None:
@@ -124,7 +124,7 @@ def _read_json(file: Path) -> dict[str, Any]:  # Any: JSON
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist; model_path must be a checkpoint folder or a .gguf file") from None
+        raise CheckpointError(f"{file} does not exist; a model is a checkpoint folder or a .gguf file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(value, dict):

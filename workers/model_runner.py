@@ -67,6 +67,7 @@ class ModelRunner:
         hidden = self._model.embed(token_ids)
         if not plan.images:
             return hidden
+        assert self._config.image_token_id is not None, "a text model was given pictures"
         places = (token_ids == self._config.image_token_id).nonzero().squeeze(1)
         rows = self._images.rows(plan.images)
         if len(places) != len(rows):

@@ -2,7 +2,9 @@
 
 Every operator has the same name here, in the binding, in the kernel's file and in its test. `_kernels(tensor)` picks
 the library by the device of the tensor; model code never asks which one. Activations are float32, bfloat16 or
-float16 and contiguous unless a docstring says otherwise; all sums are taken in float32.
+float16 and contiguous unless a docstring says otherwise; all sums are taken in float32. A row's result does not depend
+on the other rows of a call. Arguments of another rank, shape, dtype or layout, and ids outside their tensor, raise
+ValueError.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     Args:
-        x: [num_tokens, hidden].
+        x: [num_tokens, hidden]; rows may be strided.
         weight: [hidden], x's dtype.
     Returns: [num_tokens, hidden], x's dtype.
     """
@@ -53,7 +55,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """Adds `x` into `residual` in place, then returns `rms_norm(residual)`.
 
     Args:
-        x, residual: [num_tokens, hidden], one dtype. `residual` is overwritten with the (rounded) sum.
+        x, residual: [num_tokens, hidden], one dtype. `residual` is overwritten with the (rounded) sum. x's rows may
+            be strided.
         weight: [hidden].
     Returns: [num_tokens, hidden].
     """
@@ -107,7 +110,8 @@ def paged_attention(
     Args:
         q: [num_tokens, num_heads, head_dim]; rows may be strided.
         k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim].
-        block_tables: [num_seqs, max_blocks] int32; entries past a sequence's context are not read.
+        block_tables: [num_seqs, max_blocks] int32, rows may be strided; entries past a sequence's context are not
+            read.
         query_starts: [num_seqs + 1] int32, starting with 0.
         context_lens: [num_seqs] int32.
         scale: usually head_dim ** -0.5.
@@ -122,7 +126,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of a fused projection; silu is rounded to the dtype before the product.
 
     Args:
-        gate_up: [num_tokens, 2 * intermediate]: gate first, then up.
+        gate_up: [num_tokens, 2 * intermediate]: gate first, then up; rows may be strided.
     Returns: [num_tokens, intermediate].
     """
     out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
@@ -143,12 +147,17 @@ def sample(
 
     A row of temperature 0 takes the largest logit (the lowest id among equals). Others divide by the temperature,
     keep the top_k largest, then the smallest set whose mass reaches top_p, then what reaches min_p times the
-    largest probability, and draw from what is left with one uniform number, Philox-4x32-10 (Salmon et al. 2011) of
-    key `seed` and counter `position`.
+    largest probability, and draw from what is left with one uniform number, the first 53 bits of Philox-4x32-10
+    (Salmon et al. 2011) of key `seed` and counter `position`: the first id, counting upwards, at which the running sum
+    of probabilities passes it. Of equal logits the lower ids are kept. The largest logit always stays.
+
+    A logit of -inf or NaN has no probability; one of +inf has all of it. A row of nothing else than -inf and NaN gives
+    id 0.
 
     Args:
-        logits: [num_rows, vocab] float32.
-        temperature, top_p, min_p: [num_rows] float32.
+        logits: [num_rows, vocab] float32; rows may be strided.
+        temperature, top_p, min_p: [num_rows] float32. A top_p from 1 on and a min_p of 0 keep all; a temperature that
+            is not above 0 counts as 0.
         top_k: [num_rows] int32; 0 keeps all.
         seed: [num_rows] int64 (the bits of an unsigned seed).
         position: [num_rows] int64: how many tokens the sequence had made.

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from airside.workers.linear import make_linear
 from airside.workers.weights.weight_source import WeightSource
@@ -144,10 +144,10 @@ class VocabParallelEmbedding:
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden]."""
         if self._group.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return functional.embedding(token_ids, self.weight)
         own = (token_ids >= self._rows.start) & (token_ids < self._rows.stop)
         local = torch.where(own, token_ids - self._rows.start, 0)
-        return self._group.sum(F.embedding(local, self.weight).masked_fill_(~own[:, None], 0))
+        return self._group.sum(functional.embedding(local, self.weight).masked_fill_(~own[:, None], 0))
 
 
 class VocabParallelHead:

@@ -16,6 +16,4 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """
     for row, token_ids in batch.banned.items():
         logits[row, token_ids] = float("-inf")
-    return ops.sample(
-        logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position
-    )
+    return ops.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)

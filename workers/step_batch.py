@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from airside.proto.messages import StepPlan
+
+S = TypeVar("S", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def build_step_batch(plan: StepPlan, block_size: int, num_blocks: int, device: t
     token_ids = _column(plan.token_ids, np.int32)
     sampled = _column(plan.sampled, np.uint8)
     assert len(num_computed) == len(num_new) == len(sampled) > 0, f"step {plan.step_id}: columns of unequal length"
-    assert num_new.min() > 0 and num_new.sum() == len(token_ids), f"step {plan.step_id}: tokens do not add up"
+    assert num_new.min() > 0, f"step {plan.step_id}: a row computes nothing"
+    assert num_new.sum() == len(token_ids), f"step {plan.step_id}: tokens do not add up"
 
     query_starts = np.zeros(len(num_new) + 1, np.int32)
     np.cumsum(num_new, out=query_starts[1:])
@@ -57,7 +61,8 @@ def build_step_batch(plan: StepPlan, block_size: int, num_blocks: int, device: t
     positions = num_computed[row_of_token] + np.arange(len(token_ids), dtype=np.int32) - query_starts[row_of_token]
     block_tables = _pad_tables(_column(plan.num_blocks, np.int32), _column(plan.block_tables, np.int32))
     assert positions.max() < block_tables.shape[1] * block_size, f"step {plan.step_id}: a block table is too short"
-    assert 0 <= block_tables.min() and block_tables.max() < num_blocks, f"step {plan.step_id}: no such block"
+    assert block_tables.min() >= 0, f"step {plan.step_id}: no such block"
+    assert block_tables.max() < num_blocks, f"step {plan.step_id}: no such block"
     blocks = block_tables[row_of_token, positions // block_size].astype(np.int64)
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
@@ -77,7 +82,7 @@ def build_step_batch(plan: StepPlan, block_size: int, num_blocks: int, device: t
 def build_sampling_batch(plan: StepPlan, device: torch.device) -> SamplingBatch:
     """The sampling columns of a plan."""
 
-    def tensor(data: bytes, dtype: DTypeLike) -> Tensor:
+    def tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(_column(data, dtype).copy()).to(device)
 
     return SamplingBatch(
@@ -91,11 +96,11 @@ def build_sampling_batch(plan: StepPlan, device: torch.device) -> SamplingBatch:
     )
 
 
-def _column(data: bytes, dtype: DTypeLike) -> NDArray[np.generic]:
+def _column(data: bytes, dtype: type[S]) -> NDArray[S]:
     return np.frombuffer(data, dtype=dtype)
 
 
-def _pad_tables(num_blocks: NDArray[np.generic], flat: NDArray[np.generic]) -> NDArray[np.int32]:
+def _pad_tables(num_blocks: NDArray[np.int32], flat: NDArray[np.int32]) -> NDArray[np.int32]:
     assert num_blocks.sum() == len(flat), "block tables do not add up"
     tables = np.zeros((len(num_blocks), int(num_blocks.max())), np.int32)
     tables[np.arange(tables.shape[1]) < num_blocks[:, None]] = flat

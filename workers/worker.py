@@ -72,7 +72,9 @@ class Worker:
                 settings.rank, settings.world_size, settings.group, settings.node, os.getpid(), num_blocks, load_s
             )
         )
-        log.info("loaded rank=%d of=%d kv_blocks=%d load_s=%.2f", settings.rank, settings.world_size, num_blocks, load_s)
+        log.info(
+            "loaded rank=%d of=%d kv_blocks=%d load_s=%.2f", settings.rank, settings.world_size, num_blocks, load_s
+        )
 
     def _step(self, plan: StepPlan) -> None:
         started_s = time.perf_counter()

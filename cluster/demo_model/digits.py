@@ -23,8 +23,8 @@ class DigitPicture:
 
     @property
     def title(self) -> str:
-        """For people: "digit 7, PNG"."""
-        return f"digit {self.label}, {'PNG' if self.name.endswith('.png') else 'JPEG'}"
+        """For people: "digit 7 PNG"."""
+        return f"digit {self.label} {'PNG' if self.name.endswith('.png') else 'JPEG'}"
 
     @property
     def answer(self) -> str:

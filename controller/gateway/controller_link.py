@@ -1,7 +1,8 @@
 """The gateway's side of the bus: hello, heartbeats, queries, and whether the controller is there at all.
 
-A controller with nothing to do says nothing, so after `QUIET_S` of silence it is asked for its gauges. One that does
-not know this gateway (it was restarted, or has counted the gateway as lost) answers anything with `Shutdown`.
+A controller with nothing to do says nothing, so every `PROBE_S` it is asked for its peers. One that does not name this
+gateway among them was restarted: streams end, and the gateway says hello again. One that counts the gateway as lost
+says `Shutdown`.
 
     heard ── SILENT_S without a word ──> silent: new calls are UNAVAILABLE, open streams wait
     silent ── LOST_S ──> lost: open streams end.      Any word from the controller ──> heard
@@ -28,10 +29,10 @@ from airside.proto.messages import (
     EngineState,
     GatewayHello,
     Gauges,
-    GaugesQuery,
     Heartbeat,
     Message,
     Peers,
+    PeersQuery,
     ScaleVisionOutcome,
     Shutdown,
 )
@@ -39,13 +40,11 @@ from airside.proto.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-QUIET_S = 2.0
+PROBE_S = 2.0
 SILENT_S = 6.0
 LOST_S = 60.0
 QUERY_TIMEOUT_S = 5.0
 ABORTS_OWED_MAX = 65_536
-
-_PROBE = 0  # query id of a question that is asked only to hear something
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -56,6 +55,9 @@ class Bus(Protocol):
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None: ...
 
     async def receive(self) -> Message: ...
+
+    @property
+    def name(self) -> str: ...
 
 
 class ControllerLink:
@@ -71,6 +73,7 @@ class ControllerLink:
         self._hello = hello
         self._process = psutil.Process()
         self._query_ids = itertools.count(1)
+        self._probe_ids = itertools.count(-1, -1)
         self._queries: dict[int, asyncio.Future[Message]] = {}
         self._aborts_owed: deque[AbortSequence] = deque(maxlen=ABORTS_OWED_MAX)
         self._state: EngineState | None = None
@@ -127,7 +130,9 @@ class ControllerLink:
         Raises:
             ControllerSilent: no answer within `QUERY_TIMEOUT_S`.
         """
-        query_id = next(self._query_ids)
+        return await self._ask(next(self._query_ids), kind, reply)
+
+    async def _ask(self, query_id: int, kind: Callable[[int], Message], reply: type[Reply]) -> Reply:
         future = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
             self.send(kind(query_id))
@@ -158,13 +163,29 @@ class ControllerLink:
                 log.warning("heartbeat not sent: %s", error)
             self._watch()
 
+    async def watch_membership(self) -> NoReturn:
+        """Asks every `PROBE_S` whether the controller knows this gateway, and introduces it where not, for ever."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            try:
+                peers = await self._ask(next(self._probe_ids), PeersQuery, Peers)
+                if not any(row.name == self._bus.name for row in peers.peers):
+                    self._join_anew()
+            except ControllerSilent as error:
+                log.warning("probe failed: %s", error)
+
+    def _join_anew(self) -> None:
+        log.warning("controller restarted: ending %d streams", len(self.streams))
+        self.streams.lose_all("the controller was restarted")
+        self._state = None
+        self.changed.set()
+        self.send(self._hello)
+
     def _beat(self) -> None:
         while self._aborts_owed:
             self.send(self._aborts_owed[0])
             self._aborts_owed.popleft()
         self.send(Heartbeat(self._process.memory_info().rss))
-        if time.monotonic() - self._heard_at >= QUIET_S:
-            self.send(GaugesQuery(_PROBE))
 
     def _watch(self) -> None:
         self.changed.set()  # no message tells of silence

@@ -90,8 +90,10 @@ class Gateway:
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set or the controller says so; then stops gracefully."""
-        tasks = [asyncio.create_task(work) for work in (self.link.run(), self.link.keep_alive(), self._follow_state())]
-        stops = [asyncio.create_task(event.wait()) for event in (stop, self.link.shutdown)]
+        link = self.link
+        works = (link.run(), link.keep_alive(), link.watch_membership(), self._follow_state())
+        tasks = [asyncio.create_task(work) for work in works]
+        stops = [asyncio.create_task(event.wait()) for event in (stop, link.shutdown)]
         try:
             done, _ = await asyncio.wait([*tasks, *stops], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -152,8 +154,7 @@ async def _serve(settings: GatewaySettings, model: TextModel) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     async with Gateway(settings, model) as gateway:
         await gateway.serve(stop)
 

@@ -37,8 +37,8 @@ std::optional<Rejection> Engine::Add(Request request, Seconds now) {
   if (auto full = FindQueueFull(request)) return full;
 
   const SeqId id = request.seq_id;
-  const auto at = live_.emplace(id, std::make_unique<Sequence>(
-                                        MakeSequence(std::move(request), num_added_++)));
+  const auto at =
+      live_.emplace(id, std::make_unique<Sequence>(MakeSequence(std::move(request), num_added_++)));
   Sequence& sequence = *at.first->second;
   if (sequence.request.deadline) deadlines_.insert(&sequence);
   scheduler_.Enqueue(sequence);

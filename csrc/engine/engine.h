@@ -29,10 +29,10 @@ struct Stats {
   std::int64_t blocks_live = 0;
   std::int64_t blocks_free = 0;
   std::int64_t num_preemptions = 0;
-  std::int64_t recomputed_tokens = 0;  // computed again after a preemption or a lost step
-  std::int64_t steps = 0;              // that came back
-  std::int64_t prompt_tokens = 0;      // computed for the first time
-  std::int64_t generation_tokens = 0;  // told to clients
+  std::int64_t recomputed_tokens = 0;       // computed again after a preemption or a lost step
+  std::int64_t steps = 0;                   // that came back
+  std::int64_t prompt_tokens = 0;           // computed for the first time
+  std::int64_t generation_tokens = 0;       // told to clients
   std::map<Status, std::int64_t> finished;  // every final status
 };
 

@@ -134,8 +134,8 @@ bool Scheduler::MakeRoom(const Sequence& taker, int blocks_wanted, bool from_run
   return !victims.empty();
 }
 
-// The fewest sequences that can spare the blocks: idle ones, which can do nothing with them now, and
-// then those behind the taker, last first. Empty: all of them together hold too few.
+// The fewest sequences that can spare the blocks: idle ones, which can do nothing with them now,
+// and then those behind the taker, last first. Empty: all of them together hold too few.
 std::vector<Sequence*> Scheduler::FindVictims(const Sequence& taker, int blocks_wanted,
                                               bool from_running) const {
   const bool queue_moves = queue_.Front(config_.strict_fifo) != nullptr;

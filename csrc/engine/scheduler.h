@@ -16,9 +16,7 @@ struct Row {
   std::int32_t num_new;
 
   // Whether the row computes the last token there is, so that the next one can be sampled.
-  bool ReachesEnd() const {
-    return sequence->cache.num_computed + num_new == sequence->Length();
-  }
+  bool ReachesEnd() const { return sequence->cache.num_computed + num_new == sequence->Length(); }
 };
 
 // Decides who computes what. Knows every live sequence by its place: the waiting queue, or the

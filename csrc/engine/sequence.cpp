@@ -11,9 +11,8 @@
 namespace airside {
 
 bool Sequence::ShapesKnown() const {
-  return std::all_of(input.images.begin(), input.images.end(), [](const Image& image) {
-    return image.state != Image::State::kShapeUnknown;
-  });
+  return std::all_of(input.images.begin(), input.images.end(),
+                     [](const Image& image) { return image.state != Image::State::kShapeUnknown; });
 }
 
 std::int32_t Sequence::ReadyLength() const {

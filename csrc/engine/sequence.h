@@ -42,7 +42,7 @@ struct Sequence {
     std::vector<TokenId> prompt;
     std::vector<Image> images;
   };
-  struct Cache {  // what recompute replaces whole
+  struct Cache {                  // what recompute replaces whole
     std::vector<BlockId> blocks;  // exactly as many as num_computed and the tokens in flight need
     std::int32_t num_computed = 0;
   };
@@ -83,9 +83,7 @@ struct Sequence {
   bool Schedulable() const { return cache.num_computed < ReadyLength(); }
 
   // Has made tokens, and only the last of them is left to compute.
-  bool Decoding() const {
-    return !output.tokens.empty() && cache.num_computed == Length() - 1;
-  }
+  bool Decoding() const { return !output.tokens.empty() && cache.num_computed == Length() - 1; }
 
   // Tokens of the prompt that came from expansions.
   std::int32_t NumImageTokens() const;

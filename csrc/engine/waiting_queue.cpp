@@ -17,8 +17,7 @@ int NumBehind(const WaitingQueue::Ordered& queue, const Sequence& sequence) {
 }  // namespace
 
 void WaitingQueue::Insert(Sequence& sequence) {
-  const bool inserted =
-      (sequence.Schedulable() ? schedulable_ : parked_).insert(&sequence).second;
+  const bool inserted = (sequence.Schedulable() ? schedulable_ : parked_).insert(&sequence).second;
   Ensure(inserted, "a sequence that waits twice");
   if (!sequence.cache.blocks.empty()) holding_.insert(&sequence);
   num_tokens_ += sequence.Length();

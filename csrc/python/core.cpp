@@ -71,8 +71,7 @@ void BindConfig(nb::module_& m) {
           nb::arg("enable_chunked_prefill") = defaults.enable_chunked_prefill,
           nb::arg("prefill_first") = defaults.prefill_first,
           nb::arg("strict_fifo") = defaults.strict_fifo,
-          nb::arg("preemption") = Name(defaults.preemption),
-          nb::arg("image_token_id") = nb::none(),
+          nb::arg("preemption") = Name(defaults.preemption), nb::arg("image_token_id") = nb::none(),
           nb::arg("max_queued_requests") = defaults.max_queued_requests,
           nb::arg("max_queued_tokens") = defaults.max_queued_tokens,
           "Raises ValueError, naming the first value that makes no sense.")
@@ -95,8 +94,7 @@ void BindConfig(nb::module_& m) {
           "\"recompute\" or \"stop\".")
       .def_ro("image_token_id", &EngineConfig::image_token_id,
               "The token whose positions are image embeddings; None: the model takes no images.")
-      .def_ro("max_queued_requests", &EngineConfig::max_queued_requests,
-              "Requests that may wait.")
+      .def_ro("max_queued_requests", &EngineConfig::max_queued_requests, "Requests that may wait.")
       .def_ro("max_queued_tokens", &EngineConfig::max_queued_tokens, "Tokens that may wait.");
 }
 
@@ -218,17 +216,14 @@ void BindOutputs(nb::module_& m) {
               "From arrival to its first step, or to its end if it never ran.")
       .def_ro("time_to_first_token_s", &Finish::time_to_first_token_s,
               "From arrival to the first token; 0 without one.")
-      .def_ro("decode_s", &Finish::decode_s,
-              "From the first token to the end; 0 without a token.");
+      .def_ro("decode_s", &Finish::decode_s, "From the first token to the end; 0 without a token.");
 
   nb::class_<ClientOutput>(m, "ClientOutput", "News for one client; see messages.OutputBatch.")
       .def_prop_ro(
-          "client",
-          [](const ClientOutput& self) { return static_cast<std::int64_t>(self.client); },
+          "client", [](const ClientOutput& self) { return static_cast<std::int64_t>(self.client); },
           "Whom it is for.")
       .def_prop_ro(
-          "seq_ids", [](const ClientOutput& self) { return ToBytes(self.seq_ids); },
-          "u64 [rows]")
+          "seq_ids", [](const ClientOutput& self) { return ToBytes(self.seq_ids); }, "u64 [rows]")
       .def_prop_ro(
           "num_tokens", [](const ClientOutput& self) { return ToBytes(self.num_tokens); },
           "i32 [rows]: how many of token_ids are the row's")
@@ -250,8 +245,7 @@ void BindStats(nb::module_& m) {
       .def_ro("recomputed_tokens", &Stats::recomputed_tokens,
               "Tokens computed again after a preemption or a lost step.")
       .def_ro("steps", &Stats::steps, "Steps that came back.")
-      .def_ro("prompt_tokens", &Stats::prompt_tokens,
-              "Prompt tokens computed, each counted once.")
+      .def_ro("prompt_tokens", &Stats::prompt_tokens, "Prompt tokens computed, each counted once.")
       .def_ro("generation_tokens", &Stats::generation_tokens, "Tokens told to clients.")
       .def_prop_ro(
           "finished",

@@ -19,7 +19,7 @@ from tests.controller.scripted import Gateway, Peer, Rank, VisionWorker, control
 def test_what_is_not_understood_is_counted(bus: Bus) -> None:
     bus.start()
     gateway, stranger = bus.gateway(), bus.peer(Peer, "stranger")
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     try:
         socket.connect(bus.endpoint)
         socket.send(bytes((VERSION,)) + b"\x91\xcc\xfa")  # kind 250
@@ -37,7 +37,7 @@ def test_a_gateway_that_stops_reading_blocks_nobody(bus: Bus) -> None:
     bus.start()
     gateway, rank = bus.gateway(), bus.rank()
     gateway.wait_ready()
-    stuck = zmq.Context.instance().socket(zmq.DEALER)
+    stuck: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     stuck.setsockopt(zmq.IDENTITY, b"stuck")
     stuck.setsockopt(zmq.RCVHWM, 1)
     stuck.setsockopt(zmq.RCVBUF, 4096)

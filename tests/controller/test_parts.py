@@ -30,7 +30,8 @@ def test_silence_is_counted_from_the_last_sign_of_life_or_excuse() -> None:
 
 def test_lost_is_final_until_a_new_hello() -> None:
     bus = joined("a")
-    assert bus.lose("a") is not None and bus.lose("a") is None
+    assert bus.lose("a") is not None
+    assert bus.lose("a") is None
     assert not bus.heard("a", 1.0)
     assert bus.silent(100.0, 5.0, excused=()) == []
     assert [row.state for row in bus.rows(2.0, {"a": "busy"}, {})] == ["lost"]

@@ -56,7 +56,8 @@ def test_two_gateways_get_their_own_tokens(bus: Bus) -> None:
     rank.step()
     assert first.finish(1)[0] == [1000, 1001]
     assert second.finish(2)[0] == [1000, 1001, 1002]
-    assert not first.heard(msg.OutputBatch) and not second.heard(msg.OutputBatch)
+    assert not first.heard(msg.OutputBatch)
+    assert not second.heard(msg.OutputBatch)
 
 
 def test_a_live_request_id_is_not_taken_twice(bus: Bus) -> None:
@@ -96,7 +97,7 @@ def test_a_malformed_request_is_refused_and_harms_nobody(bus: Bus, changes: dict
     bus.start()
     gateway, rank = bus.gateway(), bus.rank()
     gateway.wait_ready()
-    gateway.add(1, **changes)
+    gateway.add(1, (1, 2, 3), **changes)
     assert gateway.expect(msg.Rejected).code == "invalid"
     gateway.add(2, max_tokens=1)
     rank.step()

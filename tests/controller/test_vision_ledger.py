@@ -176,7 +176,8 @@ def test_pixels_outlive_their_worker_until_the_last_lease_is_back() -> None:
     ready(ledger, "v0", 2, 0, 1, slab=64)
     assert ledger.lose("v0", NOW) == []
     assert ledger.pixels(2, 0).slab == 64
-    assert ledger.needs_segment_of("v0") and ledger.is_orphan("airside-t-v0")
+    assert ledger.needs_segment_of("v0")
+    assert ledger.is_orphan("airside-t-v0")
     assert ledger.end(1) == []
     assert ledger.end(2) == [SegmentUnused("airside-t-v0")]
     assert not ledger.needs_segment_of("v0")
@@ -198,6 +199,17 @@ def test_a_worker_without_progress_is_stuck(quiet_s: float, stuck: list[str]) ->
     ledger = ledger_with(("v0", 1), ("idle", 0))
     ledger.add(1, images(1), NOW)
     assert ledger.stuck(NOW + quiet_s, 60.0) == stuck
+
+
+def test_a_worker_that_may_wait_for_room_is_not_stuck_until_its_slabs_are_back() -> None:
+    ledger = ledger_with(("v0", 2))
+    ledger.add(1, images(1), NOW)
+    ledger.add(2, images(1), NOW)
+    ready(ledger, "v0", 1, 0, 1)
+    assert ledger.stuck(NOW + 100, 60.0) == []
+    ledger.end(1)
+    assert ledger.stuck(NOW + 150, 60.0) == []
+    assert ledger.stuck(NOW + 161, 60.0) == ["v0"]
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -240,7 +252,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 case VisionFailed():
                     self.ended[effect.seq_id, int(effect.detail.split()[1].rstrip(":"))] += 1
                 case SegmentUnused(segment):
-                    assert segment not in self.unlinked and segment not in self.segments.values()
+                    assert segment not in self.unlinked
+                    assert segment not in self.segments.values()
                     self.unlinked.add(segment)
                     self.out = {(owner, slab) for owner, slab in self.out if owner != segment}
 

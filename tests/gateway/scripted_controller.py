@@ -14,11 +14,12 @@ from airside.proto.messages import (
     EngineState,
     FinishedRow,
     GatewayHello,
-    Gauges,
-    GaugesQuery,
     Heartbeat,
     Message,
     OutputBatch,
+    PeerRow,
+    Peers,
+    PeersQuery,
 )
 
 M = TypeVar("M", bound=Message)
@@ -31,7 +32,7 @@ READY = EngineState("ready", "", MAX_MODEL_LEN, 1000, vision_ready=True)
 class ScriptedController:
     """Receives only while the test waits for something, and says only what the test tells it to.
 
-    Hellos and heartbeats are noted; probes (queries with id 0) are answered.
+    Hellos and heartbeats are noted; probes (queries with negative ids) are answered.
     """
 
     def __init__(self, endpoint: str, state: EngineState = READY) -> None:
@@ -81,8 +82,9 @@ class ScriptedController:
                 self.send(self.state)
             case Heartbeat():
                 self.heartbeats.append(message)
-            case GaugesQuery(query_id=0):
-                self.send(Gauges(0, {}, {}, {}))
+            case PeersQuery(query_id=query_id) if query_id < 0:
+                rows = [PeerRow("gateway", name, 0, "local", 1, "ready", 0.0, 0, 0) for name in self.gateways]
+                self.send(Peers(query_id, rows, 0, ""))
             case _:
                 return False
         return True

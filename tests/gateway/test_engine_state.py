@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 
 from airside.controller.gateway import controller_link
-from airside.proto.messages import AbortSequence, EngineState, Shutdown
+from airside.proto.messages import AbortSequence, EngineState, GatewayHello, Shutdown
 from tests.gateway.client import Client, events_and_failure, failure
 from tests.gateway.conftest import RunningGateway, Start
 from tests.gateway.scripted_controller import READY, ScriptedController, batch, finish
@@ -62,7 +62,7 @@ def test_open_streams_wait_while_the_engine_recovers(
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_link, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr(controller_link, "QUIET_S", 0.1)
+    monkeypatch.setattr(controller_link, "PROBE_S", 0.1)
     monkeypatch.setattr(controller_link, "SILENT_S", 1.0)
 
 
@@ -122,6 +122,32 @@ def test_a_controller_that_dismisses_the_gateway_ends_its_streams(
     assert failed.code == grpc.StatusCode.UNAVAILABLE
     assert "counted as lost" in failed.message
     gateway.wait_until_stopped()
+
+
+@pytest.mark.usefixtures("impatience")
+def test_a_restarted_controller_is_joined_anew(
+    controller: ScriptedController, start_gateway: Start, pool: DescriptorPool
+) -> None:
+    gateway = start_gateway()
+    client = Client(pool, gateway.channel)
+    call = client.generate(prompt="a")
+    lost = controller.accept()
+    controller.gateways.clear()  # as one would that has just started
+    controller.state = dataclasses.replace(READY, state="starting")
+    controller.expect(GatewayHello)
+    gateway.wait_for_health("", NOT_SERVING)
+    events, failed = events_and_failure(call)
+    assert [event.WhichOneof("event") for event in events] == ["accepted", "finished"]
+    assert (failed.code, failed.message.split(";")[0]) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the controller was restarted",
+    )
+    assert controller.expect(AbortSequence).seq_id == lost.seq_id
+    controller.send(READY)
+    gateway.wait_for_health("", SERVING)
+    following = client.generate(prompt="b")
+    controller.send(batch(finished=[finish(controller.accept().seq_id)]))
+    assert [event.WhichOneof("event") for event in following] == ["accepted", "finished"]
 
 
 def test_gateways_share_a_controller(

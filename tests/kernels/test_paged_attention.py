@@ -37,7 +37,11 @@ def scatter(rows: list[Tensor], tables: Tensor, num_blocks: int, block_size: int
     return cache
 
 
-def page(q: list[Tensor], k: list[Tensor], v: list[Tensor], block_size: int = 16) -> Paged:
+Attended = tuple[Tensor, Tensor, Tensor]  # q: [query_len, heads, head_dim], k and v: [context_len, ...]
+
+
+def page(*sequences: Attended, block_size: int = 16) -> Paged:
+    q, k, v = ([seq[i] for seq in sequences] for i in range(3))
     per_seq = max(-(-len(keys) // block_size) for keys in k)
     num_blocks = per_seq * len(k) + 3
     tables = torch.randperm(num_blocks)[: per_seq * len(k)].view(len(k), per_seq).int()
@@ -52,14 +56,20 @@ def meaning(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
     hidden = torch.ones(q.shape[1], k.shape[1]).triu(k.shape[1] - q.shape[1] + 1).bool()
     scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(0, 1)
+    out: Tensor = scores.softmax(-1) @ v
+    return out.transpose(0, 1)
 
 
 def sequence(
-    query_len: int, context_len: int, heads: int = 9, kv_heads: int = 3, head_dim: int = 64
-) -> tuple[Tensor, Tensor, Tensor]:
-    k, v = torch.randn(2, context_len, kv_heads, head_dim)
-    return torch.randn(query_len, heads, head_dim), k, v
+    query_len: int,
+    context_len: int,
+    heads: int = 9,
+    kv_heads: int = 3,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> Attended:
+    k, v = torch.randn(2, context_len, kv_heads, head_dim).to(dtype)
+    return torch.randn(query_len, heads, head_dim).to(dtype), k, v
 
 
 SHAPES = [
@@ -75,39 +85,34 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
-def test_is_causal_attention(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int
-) -> None:
+def test_is_causal_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
     lens = [(1, 1), (1, 200), (5, 5), (70, 131), (1, 64), (65, 65), (3, 67)]
-    made = [sequence(n, context, heads, kv_heads, head_dim) for n, context in lens]
-    q, k, v = ([x.to(dtype) for x in column] for column in zip(*made, strict=True))
-    out = page(q, k, v, block_size).run()
-    expected = torch.cat([meaning(*seq) for seq in zip(q, k, v, strict=True)])
+    sequences = [sequence(n, context, heads, kv_heads, head_dim, dtype) for n, context in lens]
+    out = page(*sequences, block_size=block_size).run()
+    expected = torch.cat([meaning(*seq) for seq in sequences])
     error = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=error, atol=2e-6)
 
 
 def test_a_row_is_the_same_alone_chunked_and_batched(dtype: torch.dtype) -> None:
-    q, k, v = (x.to(dtype) for x in sequence(140, 140))
-    whole = page([q], [k], [v]).run()
+    q, k, v = sequence(140, 140, dtype=dtype)
+    whole = page((q, k, v)).run()
     for cuts in ([1] * 140, [7, 64, 1, 68], [139, 1], [33, 100, 7]):
         ends = torch.tensor(cuts).cumsum(0).tolist()
-        parts = [page([q[e - n : e]], [k[:e]], [v[:e]]).run() for n, e in zip(cuts, ends, strict=True)]
+        parts = [page((q[e - n : e], k[:e], v[:e])).run() for n, e in zip(cuts, ends, strict=True)]
         assert torch.equal(torch.cat(parts), whole)
-    others = [tuple(x.to(dtype) for x in sequence(n, context)) for n, context in ((1, 90), (50, 50), (1, 300))]
-    batch = [others[0], others[1], (q, k, v), others[2]]
-    columns = ([seq[i] for seq in batch] for i in range(3))
-    assert torch.equal(page(*columns).run()[51:191], whole)
+    before, after = [sequence(1, 90, dtype=dtype), sequence(50, 50, dtype=dtype)], sequence(1, 300, dtype=dtype)
+    assert torch.equal(page(*before, (q, k, v), after).run()[51:191], whole)
 
 
 def test_the_block_size_changes_nothing() -> None:
     q, k, v = sequence(40, 150)
-    outs = [page([q], [k], [v], block_size).run() for block_size in (1, 8, 16, 150, 256)]
+    outs = [page((q, k, v), block_size=block_size).run() for block_size in (1, 8, 16, 150, 256)]
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 def test_threads_change_nothing() -> None:
-    paged = page(*([x] for x in sequence(300, 300)))
+    paged = page(sequence(300, 300))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -120,22 +125,22 @@ def test_threads_change_nothing() -> None:
 
 def test_later_tokens_never_reach_earlier_rows() -> None:
     q, k, v = sequence(100, 100)
-    clean = page([q], [k], [v]).run()
+    clean = page((q, k, v)).run()
     k[60:], v[60:] = torch.nan, torch.inf
-    spoilt = page([q], [k], [v]).run()
+    spoilt = page((q, k, v)).run()
     assert torch.equal(spoilt[:60], clean[:60])
     assert spoilt[60:].isnan().all()
 
 
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = sequence(3, 80)
-    out = page([q * 1e4], [k * 1e4], [v]).run()
+    out = page((q * 1e4, k * 1e4, v)).run()
     torch.testing.assert_close(out.double(), meaning(q * 1e4, k * 1e4, v), rtol=1e-5, atol=1e-5)
 
 
 def test_queries_may_be_a_slice_of_a_fused_projection(dtype: torch.dtype) -> None:
-    q, k, v = (x.to(dtype) for x in sequence(6, 20))
-    paged = page([q], [k], [v])
+    q, k, v = sequence(6, 20, dtype=dtype)
+    paged = page((q, k, v))
     expected = paged.run()
     paged.q = torch.cat([q.flatten(1), torch.ones(6, 100, dtype=dtype)], dim=1)[:, : 9 * 64].view(6, 9, 64)
     assert not paged.q.is_contiguous()
@@ -144,9 +149,7 @@ def test_queries_may_be_a_slice_of_a_fused_projection(dtype: torch.dtype) -> Non
 
 def test_a_sequence_without_queries_is_passed_over() -> None:
     first, idle, last = sequence(2, 10), sequence(0, 30), sequence(1, 20)
-    columns = ([seq[i] for seq in (first, idle, last)] for i in range(3))
-    without = ([seq[i] for seq in (first, last)] for i in range(3))
-    assert torch.equal(page(*columns).run(), page(*without).run())
+    assert torch.equal(page(first, idle, last).run(), page(first, last).run())
 
 
 def test_nothing_to_do() -> None:
@@ -163,10 +166,10 @@ def refuse(paged: Paged, says: str) -> None:
 
 
 def test_what_would_read_outside_the_cache_is_refused() -> None:
-    paged = page(*([x] for x in sequence(4, 40)))
+    paged = page(sequence(4, 40))
     paged.block_tables[0, 2] = len(paged.k_cache)
     refuse(paged, "a block id must be at least 0 and below")
-    paged = page(*([x] for x in sequence(4, 40)))
+    paged = page(sequence(4, 40))
     paged.context_lens = [3]
     refuse(paged, "a context length must be at least 4")
     paged.context_lens = [49]
@@ -176,12 +179,12 @@ def test_what_would_read_outside_the_cache_is_refused() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    paged = page(*([x] for x in sequence(4, 40)))
+    paged = page(sequence(4, 40))
     paged.v_cache = paged.v_cache.bfloat16()
     refuse(paged, "paged_attention: v_cache must be float32")
-    paged = page(*([x] for x in sequence(4, 40)))
+    paged = page(sequence(4, 40))
     paged.q = paged.q[:, :8].contiguous()
     refuse(paged, "8 query heads cannot share 3 KV heads")
-    paged = page(*([x] for x in sequence(4, 40)))
+    paged = page(sequence(4, 40))
     paged.block_tables = paged.block_tables.long()
     refuse(paged, "paged_attention: block_tables must be int32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -108,9 +109,7 @@ def test_draws_what_the_uniform_number_says(
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), FILTERS)
-def test_draws_all_of_the_kept_set_and_nothing_else(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
+def test_draws_all_of_the_kept_set_and_nothing_else(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(50)
     drawn = sample(logits.expand(20_000, -1), temperature, top_k, top_p, min_p, seed=3)
     kept = kept_ids(logits, temperature, top_k, top_p, min_p)
@@ -175,14 +174,23 @@ def test_banned_tokens_are_never_drawn() -> None:
     logits = torch.randn(64)
     banned = torch.arange(64) % 3 == 0
     rows = logits.masked_fill(banned, -torch.inf).expand(3000, -1)
-    for filters in ({}, {"top_k": 60}, {"top_p": 0.999}, {"min_p": 1e-9}, {"temperature": 100.0}, {"temperature": 0.0}):
+    choices: list[dict[str, Any]] = [
+        {},
+        {"top_k": 60},
+        {"top_p": 0.999},
+        {"min_p": 1e-9},
+        {"temperature": 100.0},
+        {"temperature": 0.0},
+    ]
+    for filters in choices:
         assert not banned[sample(rows, **filters)].any()
 
 
 def test_nan_has_no_probability() -> None:
     logits = torch.randn(2000, 64)
     logits[:, 5] = torch.nan
-    for filters in ({}, {"top_k": 63}, {"top_p": 0.99}, {"temperature": 0.0}):
+    choices: list[dict[str, Any]] = [{}, {"top_k": 63}, {"top_p": 0.99}, {"temperature": 0.0}]
+    for filters in choices:
         assert 5 not in sample(logits, **filters)
 
 
@@ -193,7 +201,7 @@ def test_a_row_without_any_probability_gives_id_0(value: float, temperature: flo
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 1e-38}])
-def test_extremes_end_in_a_token(filters: dict[str, float]) -> None:
+def test_extremes_end_in_a_token(filters: dict[str, Any]) -> None:  # Any: floats and counts by name
     logits = torch.zeros(4, 33)
     logits[0, 7] = 3e38
     logits[1, 8] = torch.inf

@@ -70,9 +70,7 @@ def test_pictures_and_text_make_the_tokens_of_transformers(idefics3_path: Path, 
 
 
 def test_another_picture_gives_another_text(idefics3_path: Path, tmp_path: Path) -> None:
-    prompts = [
-        make_prompt(idefics3_path, tmp_path, "<image>", [picture(30, 30, seed)], str(seed)) for seed in range(4)
-    ]
+    prompts = [make_prompt(idefics3_path, tmp_path, "<image>", [picture(30, 30, seed)], str(seed)) for seed in range(4)]
     made = generate(runner_for(idefics3_path, tmp_path), prompts, 512)
     assert len({tuple(tokens) for tokens in made}) > 1
 

@@ -78,7 +78,7 @@ def test_embeddings_are_kept_up_to_a_bound_and_the_oldest_go_first() -> None:
 
 
 def test_a_picture_larger_than_the_bound_is_still_usable() -> None:
-    embeddings = ImageEmbeddings(lambda pixels: torch.zeros((4, 2)), bytes_max=1)
+    embeddings = ImageEmbeddings(lambda _: torch.zeros((4, 2)), bytes_max=1)
     assert embeddings.rows([row(1, 0, 4)]).shape == (4, 2)
     with pytest.raises(ValueError, match=r"\[2, 5\) of image 0 .* the picture makes 4"):
         embeddings.rows([row(1, 2, 3)])

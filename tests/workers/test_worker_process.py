@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from airside.proto.channel import Hub
 from airside.proto.messages import Heartbeat, WorkerFailed
 from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from tests.workers.pictures import make_prompt, picture
-from tests.workers.ranks import PATIENCE_S, start_ranks
+from tests.workers.ranks import PATIENCE_S, Ranks, start_ranks
 from tests.workers.step_plans import Track, apply_step, plan_step, scattered_blocks, worker_settings
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9]]
@@ -126,3 +131,23 @@ def test_when_one_rank_is_lost_the_other_says_so(llama_path: Path, run_folder: P
         assert peer == "worker-0"
         assert isinstance(failed, WorkerFailed)
         assert failed.rank == 0
+
+
+def test_a_worker_whose_parent_is_gone_exits(llama_path: Path, run_folder: Path) -> None:
+    endpoint = f"ipc://{run_folder}/bus"
+    settings = worker_settings(str(llama_path), endpoint=endpoint, name="worker-0")
+    worker = shlex.join([sys.executable, "-m", "airside.workers", "--settings", settings.to_json()])
+    with Hub(endpoint) as hub:
+        # The shell starts the worker, says its pid, and lives until its input closes.
+        parent = subprocess.Popen(
+            ["sh", "-c", f"{worker} & echo $!; cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert parent.stdout is not None
+        orphan = psutil.Process(int(parent.stdout.readline()))
+        try:
+            Ranks(hub, [parent]).set_up(num_blocks=8)
+            parent.communicate("")
+            orphan.wait(timeout=PATIENCE_S)
+        finally:
+            if orphan.is_running():
+                orphan.kill()

@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from airside.workers.linear import Linear, make_linear
 from airside.workers.model_config import CheckpointError, VisionConfig
 from airside.workers.weights.weight_source import WeightSource
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
+    "gelu_pytorch_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
 }
 
 
@@ -44,11 +44,13 @@ class VisionTower:
             mask: [num_tiles, height, width] bool, True where there is picture; None: everywhere.
         Returns: [num_tiles, height / patch, width / patch, hidden].
         """
-        patches = F.conv2d(pixels.to(self._patch_weight.dtype), self._patch_weight, self._patch_bias, self._patch_size)
+        patches = functional.conv2d(
+            pixels.to(self._patch_weight.dtype), self._patch_weight, self._patch_bias, self._patch_size
+        )
         tiles, hidden, rows, columns = patches.shape
         real = self._real_patches(mask, tiles, rows, columns)
         x = patches.flatten(2).transpose(1, 2)
-        x = x + F.embedding(position_ids(real, self._per_side), self._positions)
+        x = x + functional.embedding(position_ids(real, self._per_side), self._positions)
         visible = None if bool(real.all()) else real.view(tiles, 1, 1, -1)
         for layer in self._layers:
             x = layer(x, visible)
@@ -95,7 +97,7 @@ class LayerNorm:
         self._eps = config.layer_norm_eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
 
 
 class VisionLayer:
@@ -123,7 +125,7 @@ class VisionLayer:
         tiles, patches, hidden = x.shape
         qkv = self._qkv(self._norm1(x).view(-1, hidden)).view(tiles, patches, 3, self._num_heads, self._head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         x = x + self._out(mixed.transpose(1, 2).reshape(-1, hidden)).view_as(x)
         inner = self._activation(self._fc1(self._norm2(x).view(-1, hidden)))
         return x + self._fc2(inner).view_as(x)

@@ -17,4 +17,5 @@ MODELS = {
 
 def load_model(config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> CausalModel:
     """This rank's part of the model. Raises CheckpointError naming a tensor that is missing or does not fit."""
-    return MODELS[config.architecture](config, weights, group, max_positions)
+    model: CausalModel = MODELS[config.architecture](config, weights, group, max_positions)
+    return model

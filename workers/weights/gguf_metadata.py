@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 """GGUF's names of the architectures that are read, and ours."""
 
 
+@functools.lru_cache(maxsize=1)  # config and weights are read one after the other, and the vocabulary takes seconds
 def open_gguf(path: Path) -> GGUFReader:
     """Maps the file. Raises CheckpointError when it is not a GGUF file."""
     try:
@@ -43,9 +45,10 @@ def gguf_config(reader: GGUFReader, path: Path) -> ModelConfig:
 
     num_heads = value("attention.head_count")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    embedding = tensors.get("token_embd.weight")
     return ModelConfig(
         architecture=ARCHITECTURES[family],
-        vocab_size=int(tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in tensors else value("vocab_size"),
+        vocab_size=value("vocab_size") if embedding is None else int(embedding.shape[1]),
         hidden_size=value("embedding_length"),
         intermediate_size=value("feed_forward_length"),
         num_layers=value("block_count"),

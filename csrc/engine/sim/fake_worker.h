@@ -66,9 +66,8 @@ class FakeWorker {
       table += plan.num_blocks[row];
       if (plan.sampled[row] == 1) {
         const auto banned = plan.banned.find(static_cast<std::int32_t>(sampled.size()));
-        sampled.push_back(
-            NextToken(digest, banned == plan.banned.end() ? std::vector<TokenId>{}
-                                                          : banned->second));
+        sampled.push_back(NextToken(
+            digest, banned == plan.banned.end() ? std::vector<TokenId>{} : banned->second));
       }
     }
     Ensure(next_token == plan.token_ids.size(), "the plan has more tokens than its rows");

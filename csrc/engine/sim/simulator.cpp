@@ -1,7 +1,7 @@
 // simulator [--seed N] [--events M] [--runs K] [--seeds FILE]
 //
-// Runs K worlds of M events each, from seeds N, N + 1, ...; before them, the seeds that have found a
-// mistake in the past. Prints what happened, or the seed and event of the first failure.
+// Runs K worlds of M events each, from seeds N, N + 1, ...; before them, the seeds that have found
+// a mistake in the past. Prints what happened, or the seed and event of the first failure.
 
 #include <chrono>
 #include <cstdint>
@@ -53,8 +53,8 @@ bool RunWorld(std::uint64_t seed, std::int64_t events, Tally& tally) {
     return true;
   } catch (const std::exception& error) {
     std::cerr << "FAILED: seed " << seed << ", "
-              << (event < events ? "event " + std::to_string(event) : std::string("drain")) << " of "
-              << events << ": " << error.what() << "\n";
+              << (event < events ? "event " + std::to_string(event) : std::string("drain"))
+              << " of " << events << ": " << error.what() << "\n";
     return false;
   }
 }

@@ -10,11 +10,7 @@
 namespace airside::sim {
 
 World::World(std::uint64_t seed, Tally& tally)
-    : random_(seed),
-      config_(DrawConfig()),
-      tally_(tally),
-      engine_(config_),
-      worker_(config_) {}
+    : random_(seed), config_(DrawConfig()), tally_(tally), engine_(config_), worker_(config_) {}
 
 int World::Draw(int low, int high) {
   // Not std::uniform_int_distribution: a seed must mean the same with every standard library.

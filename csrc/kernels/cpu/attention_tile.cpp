@@ -1,11 +1,11 @@
-// One tile of query rows against all keys that its last row may see, with an online softmax over tiles of keys
-// (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135).
+// One tile of query rows against all keys that its last row may see, with an online softmax over
+// tiles of keys (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135).
 //
-// A row's result is a function of its query, its keys and its position. It does not depend on the other rows, nor on
-// how the cache is cut into blocks, because
+// A row's result is a function of its query, its keys and its position. It does not depend on the
+// other rows, nor on how the cache is cut into blocks, because
 //   - tiles of keys start at multiples of kKeyTile in the sequence, whoever asks;
-//   - a score is one lane that adds its products in the order of head_dim, and an output is one lane that adds in the
-//     order of positions, so the number of rows computed side by side changes nothing;
+//   - a score is one lane that adds its products in the order of head_dim, and an output is one
+//     lane that adds in the order of positions, so the rows computed beside it change nothing;
 //   - a row never adds a term for a key after its own.
 
 #include "kernels/cpu/isa.h"
@@ -25,9 +25,10 @@ constexpr int kMaxVectors = 2;
 #endif
 static_assert(kKeyTile % (kLanes * kMaxVectors) == 0);
 
-// The scratch of one tile. `width` is head_dim rounded up to whole vectors; what lies beyond head_dim is 0.
+// The scratch of one tile. `width` is head_dim rounded up to vectors of any width; the lanes beyond
+// head_dim in the vectors that hold it are 0.
 struct Buffers {
-  float* queries;  // [rows, head_dim]
+  float* queries;  // [rows, width]
   float* keys;     // [width, kKeyTile]: transposed
   float* values;   // [kKeyTile, width]
   float* scores;   // [rows, kKeyTile]: then the weights
@@ -63,10 +64,11 @@ void with_constant(int64_t count, const Body& body) {
   body(std::integral_constant<int, kMax>{});
 }
 
-// ---- loading -----------------------------------------------------------------------------------------------------
+// ---- loading
 
 // Where the rows of keys [start, start + count) of one KV head begin in the cache, in elements.
-void find_rows(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t count, int64_t* rows) {
+void find_rows(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t count,
+               int64_t* rows) {
   int64_t slot = start / args.block_size;
   int64_t offset = start % args.block_size;
   for (int64_t i = 0; i < count; ++i) {
@@ -97,7 +99,8 @@ void load_keys(const T* cache, const int64_t* rows, int64_t count, int64_t head_
 }
 
 template <typename T>
-void load_rows(const T* from, const int64_t* rows, int64_t count, int64_t head_dim, int64_t width, float* to) {
+void load_rows(const T* from, const int64_t* rows, int64_t count, int64_t head_dim, int64_t width,
+               float* to) {
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t d = 0; d < head_dim; d += kLanes) {
       store(to + t * width + d, load_first(from + rows[t] + d, head_dim - d));
@@ -106,20 +109,23 @@ void load_rows(const T* from, const int64_t* rows, int64_t count, int64_t head_d
 }
 
 template <typename T>
-void load_queries(const PagedAttention& args, const AttentionTile& tile, int64_t width, float* queries) {
+void load_queries(const PagedAttention& args, const AttentionTile& tile, int64_t width,
+                  float* queries) {
   const int64_t group = args.group();
   for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
     const int64_t head = tile.kv_head * group + row % group;
     const int64_t begin = (tile.first_token + row / group) * args.q_stride + head * args.head_dim;
-    load_rows(static_cast<const T*>(args.q), &begin, 1, args.head_dim, width, queries + row * width);
+    load_rows(static_cast<const T*>(args.q), &begin, 1, args.head_dim, width,
+              queries + row * width);
   }
 }
 
-// ---- arithmetic --------------------------------------------------------------------------------------------------
+// ---- arithmetic
 
 // scores[r, t] = queries[r] . keys[t] for kRows rows and at least `count` keys.
 template <int kRows>
-void score(const float* queries, int64_t width, const float* keys, int64_t head_dim, int64_t count, float* scores) {
+void score(const float* queries, int64_t width, const float* keys, int64_t head_dim, int64_t count,
+           float* scores) {
   for (int64_t t = 0; t < count; t += kLanes * kMaxVectors) {
     Floats sums[kRows][kMaxVectors] = {};
     for (int64_t d = 0; d < head_dim; ++d) {
@@ -136,13 +142,16 @@ void score(const float* queries, int64_t width, const float* keys, int64_t head_
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kMaxVectors; ++j) store(scores + r * kKeyTile + t + j * kLanes, sums[r][j]);
+      for (int j = 0; j < kMaxVectors; ++j)
+        store(scores + r * kKeyTile + t + j * kLanes, sums[r][j]);
     }
   }
 }
 
-// Turns the first `visible` scores of a row into weights exp(score - top), and the row's sums to the new top.
-void weigh_scores(float* scores, int64_t visible, float scale, float& top, float& mass, float* sums, int64_t width) {
+// Turns the first `visible` scores of a row into weights exp(score - top), and the row's sums to
+// the new top.
+void weigh_scores(float* scores, int64_t visible, float scale, float& top, float& mass, float* sums,
+                  int64_t width) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Floats tops = splat(-kInfinity);
@@ -171,7 +180,8 @@ void weigh_scores(float* scores, int64_t visible, float scale, float& top, float
 
 // sums[r] += weights[r, t] * values[t] for t in [begin, end), in that order.
 template <int kRows, int kVectors>
-void add_values(const float* weights, const float* values, int64_t width, int64_t begin, int64_t end, float* sums) {
+void add_values(const float* weights, const float* values, int64_t width, int64_t begin,
+                int64_t end, float* sums) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -197,8 +207,8 @@ void add_values(const float* weights, const float* values, int64_t width, int64_
 }
 
 template <int kRows>
-void add_all_values(const float* weights, const float* values, int64_t head_dim, int64_t width, int64_t begin,
-                    int64_t end, float* sums) {
+void add_all_values(const float* weights, const float* values, int64_t head_dim, int64_t width,
+                    int64_t begin, int64_t end, float* sums) {
   for (int64_t d = 0; d < head_dim; d += kLanes * kMaxVectors) {
     const int64_t vectors = min(kMaxVectors, (head_dim - d + kLanes - 1) / kLanes);
     with_constant<kMaxVectors>(vectors, [&]<int kVectors>(std::integral_constant<int, kVectors>) {
@@ -207,12 +217,12 @@ void add_all_values(const float* weights, const float* values, int64_t head_dim,
   }
 }
 
-// ---- one tile ----------------------------------------------------------------------------------------------------
+// ---- one tile
 
 // kRows rows from `row` on against the loaded keys, which start at position `start`.
 template <int kRows>
-void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b, int64_t start,
-                 int64_t num_keys, int64_t row) {
+void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b,
+                 int64_t start, int64_t num_keys, int64_t row) {
   const int64_t width = padded(args.head_dim);
   int64_t visible[kRows];
   for (int r = 0; r < kRows; ++r) {
@@ -222,8 +232,8 @@ void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Bu
   float* sums = b.sums + row * width;
   score<kRows>(b.queries + row * width, width, b.keys, args.head_dim, visible[kRows - 1], scores);
   for (int r = 0; r < kRows; ++r) {
-    weigh_scores(scores + r * kKeyTile, visible[r], args.scale, b.tops[row + r], b.masses[row + r], sums + r * width,
-                 width);
+    weigh_scores(scores + r * kKeyTile, visible[r], args.scale, b.tops[row + r], b.masses[row + r],
+                 sums + r * width, width);
   }
   // What all rows see together, then the few keys that only the later ones see.
   add_all_values<kRows>(scores, b.values, args.head_dim, width, 0, visible[0], sums);
@@ -243,7 +253,8 @@ void store_rows(const PagedAttention& args, const AttentionTile& tile, const Buf
     const int64_t token = tile.first_token + row / group;
     T* out = static_cast<T*>(args.out) + (token * args.num_heads + head) * args.head_dim;
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      store_first(out + d, load(b.sums + row * width + d) / splat(b.masses[row]), args.head_dim - d);
+      store_first(out + d, load(b.sums + row * width + d) / splat(b.masses[row]),
+                  args.head_dim - d);
     }
   }
 }
@@ -265,7 +276,8 @@ void attend_tile(const PagedAttention& args, const AttentionTile& tile, const Bu
     find_rows(args, tile, start, num_keys, rows);
     load_keys(static_cast<const T*>(args.k_cache), rows, num_keys, args.head_dim, b.keys);
     load_rows(static_cast<const T*>(args.v_cache), rows, num_keys, args.head_dim, width, b.values);
-    for (int64_t row = max(0, start - tile.first_position) * args.group(); row < num_rows; row += kMaxRows) {
+    for (int64_t row = max(0, start - tile.first_position) * args.group(); row < num_rows;
+         row += kMaxRows) {
       with_constant<kMaxRows>(num_rows - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
         attend_rows<kRows>(args, tile, b, start, num_keys, row);
       });

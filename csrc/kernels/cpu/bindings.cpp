@@ -12,7 +12,8 @@ namespace {
 
 using tvm::ffi::TensorView;
 
-void norm(const char* op, TensorView x, const TensorView* residual, TensorView weight, double eps, TensorView out) {
+void norm(const char* op, TensorView x, const TensorView* residual, TensorView weight, double eps,
+          TensorView out) {
   expect_rank({op, "x"}, x, 2);
   const int64_t rows = x.size(0);
   const int64_t hidden = x.size(1);
@@ -35,11 +36,13 @@ void rms_norm_bound(TensorView x, TensorView weight, double eps, TensorView out)
   norm("rms_norm", x, nullptr, weight, eps, out);
 }
 
-void add_rms_norm_bound(TensorView x, TensorView residual, TensorView weight, double eps, TensorView out) {
+void add_rms_norm_bound(TensorView x, TensorView residual, TensorView weight, double eps,
+                        TensorView out) {
   norm("add_rms_norm", x, &residual, weight, eps, out);
 }
 
-void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, TensorView cos, TensorView sin) {
+void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, TensorView cos,
+                            TensorView sin) {
   const char* op = "rotary_embedding";
   expect_rank({op, "q"}, q, 3);
   expect_rank({op, "k"}, k, 3);
@@ -68,7 +71,8 @@ void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, Te
                                      .k_stride = k.stride(0)});
 }
 
-void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView slots) {
+void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache,
+                          TensorView slots) {
   const char* op = "kv_cache_write";
   expect_rank({op, "k"}, k, 3);
   expect_rank({op, "k_cache"}, k_cache, 4);
@@ -100,10 +104,12 @@ void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, Tensor
 }
 
 // The values that decide which memory a row reads.
-void check_sequences(const PagedAttention& args, int64_t num_tokens, int64_t num_blocks, int64_t max_blocks) {
+void check_sequences(const PagedAttention& args, int64_t num_tokens, int64_t num_blocks,
+                     int64_t max_blocks) {
   const char* op = "paged_attention";
   expect_in({op, "query_starts[0]"}, args.query_starts[0], 0, 1);
-  expect_in({op, "the last of query_starts"}, args.query_starts[args.num_seqs], num_tokens, num_tokens + 1);
+  expect_in({op, "the last of query_starts"}, args.query_starts[args.num_seqs], num_tokens,
+            num_tokens + 1);
   for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
     const int64_t begin = args.query_starts[seq];
     const int64_t end = args.query_starts[seq + 1];
@@ -112,12 +118,14 @@ void check_sequences(const PagedAttention& args, int64_t num_tokens, int64_t num
     if (begin == end) continue;
     expect_in({op, "a context length"}, context, end - begin, max_blocks * args.block_size + 1);
     const int32_t* table = args.block_tables + seq * args.table_stride;
-    for (int64_t i = 0; i * args.block_size < context; ++i) expect_in({op, "a block id"}, table[i], 0, num_blocks);
+    for (int64_t i = 0; i * args.block_size < context; ++i)
+      expect_in({op, "a block id"}, table[i], 0, num_blocks);
   }
 }
 
-void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache, TensorView block_tables,
-                           TensorView query_starts, TensorView context_lens, double scale, TensorView out) {
+void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
+                           TensorView block_tables, TensorView query_starts,
+                           TensorView context_lens, double scale, TensorView out) {
   const char* op = "paged_attention";
   expect_rank({op, "q"}, q, 3);
   expect_rank({op, "k_cache"}, k_cache, 4);
@@ -133,13 +141,14 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
   expect({op, "q"}, q, q.dtype(), {num_tokens, num_heads, head_dim}, Layout::kRows);
   expect({op, "k_cache"}, k_cache, q.dtype(), {num_blocks, num_kv_heads, block_size, head_dim});
   expect({op, "v_cache"}, v_cache, q.dtype(), {num_blocks, num_kv_heads, block_size, head_dim});
-  expect({op, "block_tables"}, block_tables, kInt32, {num_seqs, block_tables.size(1)}, Layout::kRows);
+  expect({op, "block_tables"}, block_tables, kInt32, {num_seqs, block_tables.size(1)},
+         Layout::kRows);
   expect({op, "query_starts"}, query_starts, kInt32, {num_seqs + 1});
   expect({op, "context_lens"}, context_lens, kInt32, {num_seqs});
   expect({op, "out"}, out, q.dtype(), {num_tokens, num_heads, head_dim});
   if (num_kv_heads == 0 || block_size == 0 || num_heads % num_kv_heads != 0) {
-    TVM_FFI_THROW(ValueError) << op << ": " << num_heads << " query heads cannot share " << num_kv_heads
-                              << " KV heads in blocks of " << block_size;
+    TVM_FFI_THROW(ValueError) << op << ": " << num_heads << " query heads cannot share "
+                              << num_kv_heads << " KV heads in blocks of " << block_size;
   }
   const PagedAttention args{.q = data(q),
                             .k_cache = data(k_cache),
@@ -175,8 +184,8 @@ void silu_and_mul_bound(TensorView gate_up, TensorView out) {
                                  .gate_up_stride = gate_up.stride(0)});
 }
 
-void sample_bound(TensorView logits, TensorView temperature, TensorView top_k, TensorView top_p, TensorView min_p,
-                  TensorView seed, TensorView position, TensorView out) {
+void sample_bound(TensorView logits, TensorView temperature, TensorView top_k, TensorView top_p,
+                  TensorView min_p, TensorView seed, TensorView position, TensorView out) {
   const char* op = "sample";
   expect_rank({op, "logits"}, logits, 2);
   const int64_t rows = logits.size(0);

@@ -18,12 +18,14 @@ std::string join(const int64_t* values, size_t count) {
 
 std::string describe(const TensorView& x) {
   std::ostringstream out;
-  out << tvm::ffi::DLDataTypeToString(x.dtype()) << " " << join(x.shape().data(), x.shape().size()) << " with strides "
-      << join(x.strides().data(), x.strides().size());
+  out << tvm::ffi::DLDataTypeToString(x.dtype()) << " " << join(x.shape().data(), x.shape().size())
+      << " with strides " << join(x.strides().data(), x.strides().size());
   return out.str();
 }
 
-bool same(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }
+bool same(DLDataType a, DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
 
 bool same_shape(const TensorView& x, std::initializer_list<int64_t> shape) {
   if (x.ndim() != static_cast<int32_t>(shape.size())) return false;
@@ -51,32 +53,37 @@ DType activation_dtype(ArgName name, const TensorView& x) {
   if (same(x.dtype(), kFloat32)) return DType::kFloat32;
   if (same(x.dtype(), {kDLBfloat, 16, 1})) return DType::kBFloat16;
   if (same(x.dtype(), {kDLFloat, 16, 1})) return DType::kFloat16;
-  TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be float32, bfloat16 or float16, got "
-                            << describe(x);
+  TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg
+                            << " must be float32, bfloat16 or float16, got " << describe(x);
 }
 
 void expect_rank(ArgName name, const TensorView& x, int rank) {
   if (x.ndim() != rank) {
-    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must have " << rank << " dimensions, got "
-                              << describe(x);
+    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must have " << rank
+                              << " dimensions, got " << describe(x);
   }
 }
 
-void expect(ArgName name, const TensorView& x, DLDataType dtype, std::initializer_list<int64_t> shape, Layout layout) {
+void expect(ArgName name, const TensorView& x, DLDataType dtype,
+            std::initializer_list<int64_t> shape, Layout layout) {
   const bool on_cpu = x.device().device_type == kDLCPU;
-  if (on_cpu && same(x.dtype(), dtype) && same_shape(x, shape) && dense_from(x, layout == Layout::kRows ? 1 : 0)) {
+  if (on_cpu && same(x.dtype(), dtype) && same_shape(x, shape) &&
+      dense_from(x, layout == Layout::kRows ? 1 : 0)) {
     return;
   }
-  TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be " << tvm::ffi::DLDataTypeToString(dtype) << " "
+  TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be "
+                            << tvm::ffi::DLDataTypeToString(dtype) << " "
                             << join(shape.begin(), shape.size())
-                            << (layout == Layout::kRows ? " with contiguous rows" : " and contiguous")
-                            << " on the CPU, got " << describe(x) << (on_cpu ? "" : " on another device");
+                            << (layout == Layout::kRows ? " with contiguous rows"
+                                                        : " and contiguous")
+                            << " on the CPU, got " << describe(x)
+                            << (on_cpu ? "" : " on another device");
 }
 
 void expect_in(ArgName name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value >= high) {
-    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be at least " << low << " and below " << high
-                              << ", got " << value;
+    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be at least " << low
+                              << " and below " << high << ", got " << value;
   }
 }
 

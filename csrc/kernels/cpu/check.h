@@ -6,7 +6,8 @@
 
 #include "kernels/cpu/types.h"
 
-// What an operator demands of a tensor; a tensor that differs is a ValueError that says what was expected.
+// What an operator demands of a tensor; a tensor that differs is a ValueError that says what was
+// expected.
 namespace airside::cpu {
 
 inline constexpr DLDataType kFloat32{kDLFloat, 32, 1};
@@ -26,8 +27,8 @@ DType activation_dtype(ArgName name, const tvm::ffi::TensorView& x);
 
 void expect_rank(ArgName name, const tvm::ffi::TensorView& x, int rank);
 
-void expect(ArgName name, const tvm::ffi::TensorView& x, DLDataType dtype, std::initializer_list<int64_t> shape,
-            Layout layout = Layout::kContiguous);
+void expect(ArgName name, const tvm::ffi::TensorView& x, DLDataType dtype,
+            std::initializer_list<int64_t> shape, Layout layout = Layout::kContiguous);
 
 // Fails unless low <= value < high.
 void expect_in(ArgName name, int64_t value, int64_t low, int64_t high);

@@ -4,15 +4,15 @@
 
 #include "kernels/cpu/types.h"
 
-// What the operators take: raw pointers, sizes, and strides in elements. Nothing here owns memory, and nothing is
-// checked: bindings.cpp has done that.
+// What the operators take: raw pointers, sizes, and strides in elements. Nothing here owns memory,
+// and nothing is checked: bindings.cpp has done that.
 namespace airside::cpu {
 
 struct RmsNorm {
-  const void* x;      // [num_rows, hidden], rows x_stride apart
-  void* residual;     // [num_rows, hidden] contiguous, or null: x is added into it, and the sum is normalised
-  const void* weight; // [hidden]
-  void* out;          // [num_rows, hidden] contiguous
+  const void* x;       // [num_rows, hidden], rows x_stride apart
+  void* residual;      // [num_rows, hidden] contiguous; unless null, x is added to it first
+  const void* weight;  // [hidden]
+  void* out;           // [num_rows, hidden] contiguous
   int64_t num_rows;
   int64_t hidden;
   int64_t x_stride;
@@ -20,8 +20,8 @@ struct RmsNorm {
 };
 
 struct RotaryEmbedding {
-  void* q;  // [num_tokens, num_heads, head_dim], tokens q_stride apart
-  void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
+  void* q;                   // [num_tokens, num_heads, head_dim], tokens q_stride apart
+  void* k;                   // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
   const int32_t* positions;  // [num_tokens]
   const float* cos;          // [max_positions, head_dim / 2]
   const float* sin;
@@ -75,8 +75,9 @@ struct PagedAttention {
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
-// Query rows (tokens times heads of a group) that share one pass over the keys; more only if a group alone has more.
-// How rows are cut into tiles changes no result: a row's sums depend on its own position alone (attention_tile.cpp).
+// Query rows (tokens times heads of a group) that share one pass over the keys; more only if a
+// group alone has more. How rows are cut into tiles changes no result: a row's sums depend on its
+// own position alone (attention_tile.cpp).
 inline constexpr int64_t kAttentionTileRows = 96;
 
 // Some consecutive query tokens of one sequence, with all query heads that share one KV head.
@@ -105,8 +106,8 @@ struct Sample {
 // Sums of weights are taken per chunk of this many, so that a draw can skip whole chunks.
 inline constexpr int64_t kWeightChunk = 256;
 
-// What is compiled once per instruction set. A result is a function of its row alone within one instruction set;
-// between two of them the last bit may differ.
+// What is compiled once per instruction set. A result is a function of its row alone within one
+// instruction set; between two of them the last bit may differ.
 struct Kernels {
   const char* isa;
   void (*rms_norm)(DType, const RmsNorm&);

@@ -42,8 +42,9 @@ void paged_attention(DType dtype, const PagedAttention& args) {
 
   const Kernels& isa = kernels();
   const int64_t scratch = isa.attention_scratch_floats(args);
-  AIRSIDE_ISA::parallel_tasks(static_cast<int64_t>(tiles.size()), pairs * args.group() * args.head_dim / 4,
-                              [&](int64_t i) { isa.attend(dtype, args, tiles[i], scratch_floats(scratch)); });
+  AIRSIDE_ISA::parallel_tasks(
+      static_cast<int64_t>(tiles.size()), pairs * args.group() * args.head_dim / 4,
+      [&](int64_t i) { isa.attend(dtype, args, tiles[i], scratch_floats(scratch)); });
 }
 
 }  // namespace airside::cpu

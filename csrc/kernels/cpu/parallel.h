@@ -6,9 +6,10 @@
 #include <omp.h>
 #endif
 
-// Loops over the threads of torch's own OpenMP pool: torch has loaded libgomp before this library is, so both use one
-// set of threads and torch.set_num_threads counts here too. The region always takes the whole team and lets some
-// members do nothing, because libgomp ends and restarts threads when the team's size changes.
+// Loops over the threads of torch's own OpenMP pool: torch has loaded libgomp before this library
+// is, so both use one set of threads and torch.set_num_threads counts here too. The region always
+// takes the whole team and lets some members do nothing, because libgomp ends and restarts threads
+// when the team's size changes.
 namespace airside::cpu::AIRSIDE_ISA {
 
 // In element operations: what pays for waking another thread.

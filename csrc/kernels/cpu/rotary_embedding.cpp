@@ -5,8 +5,9 @@
 namespace airside::cpu::AIRSIDE_ISA {
 namespace {
 
-// Rotates the pairs (head[i], head[i + half]) of one vector of i in `num_heads` heads. Each product is rounded to T
-// before the sum, as it is where a framework multiplies and adds whole tensors of T.
+// Rotates the pairs (head[i], head[i + half]) of one vector of i in `num_heads` heads. Each product
+// is rounded to T before the sum, as it is where a framework multiplies and adds whole tensors of
+// T.
 template <typename T>
 void rotate_heads(T* heads, int64_t num_heads, int64_t half, int64_t i, Floats cos, Floats sin) {
   const int64_t left = half - i;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// The ids that may still be drawn, in ascending order, with their logits and weights exp((logit - top) / temperature).
+// The ids that may still be drawn, in ascending order, with their logits and weights exp((logit -
+// top) / temperature).
 struct Candidates {
   std::vector<int32_t> ids;
   std::vector<float> logits;
@@ -51,18 +52,20 @@ float kth_largest(std::vector<float>& values, int64_t k) {
   return values[k - 1];
 }
 
-// ---- top k -----------------------------------------------------------------------------------------------------
+// ---- top k
 
 constexpr int64_t kBlock = 64;
 
-// Collects all ids whose logit reaches a bound that at least k of them reach: the k-th largest of the largest logits of
-// blocks of the vocabulary. Few others do, so what follows need not look at the vocabulary again.
+// Collects all ids whose logit reaches a bound that at least k of them reach: the k-th largest of
+// the largest logits of blocks of the vocabulary. Few others do, so what follows need not look at
+// the vocabulary again.
 void collect(std::span<const float> logits, int64_t k, Workspace& w) {
   const int64_t vocab = static_cast<int64_t>(logits.size());
   const int64_t num_blocks = (vocab + kBlock - 1) / kBlock;
   w.block_tops.resize(num_blocks);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    w.block_tops[b] = kernels().largest(logits.data() + b * kBlock, std::min(kBlock, vocab - b * kBlock));
+    w.block_tops[b] =
+        kernels().largest(logits.data() + b * kBlock, std::min(kBlock, vocab - b * kBlock));
   }
   w.sorted = w.block_tops;
   const float bound = k <= num_blocks ? kth_largest(w.sorted, k) : kNone;
@@ -70,7 +73,8 @@ void collect(std::span<const float> logits, int64_t k, Workspace& w) {
   for (int64_t b = 0; b < num_blocks; ++b) {
     if (w.block_tops[b] < bound) continue;
     for (int64_t id = b * kBlock; id < std::min(vocab, (b + 1) * kBlock); ++id) {
-      if (logits[id] >= bound && logits[id] > kNone) w.candidates.push_back(static_cast<int32_t>(id), logits[id]);
+      if (logits[id] >= bound && logits[id] > kNone)
+        w.candidates.push_back(static_cast<int32_t>(id), logits[id]);
     }
   }
 }
@@ -80,7 +84,8 @@ void keep_top_k(Candidates& candidates, int64_t k, std::vector<float>& sorted) {
   if (candidates.size() <= k) return;
   sorted = candidates.logits;
   const float edge = kth_largest(sorted, k);
-  int64_t equals_left = k - std::count_if(sorted.begin(), sorted.end(), [&](float x) { return x > edge; });
+  int64_t equals_left =
+      k - std::count_if(sorted.begin(), sorted.end(), [&](float x) { return x > edge; });
   int64_t kept = 0;
   for (int64_t i = 0; i < candidates.size(); ++i) {
     const float logit = candidates.logits[i];
@@ -92,9 +97,10 @@ void keep_top_k(Candidates& candidates, int64_t k, std::vector<float>& sorted) {
   candidates.logits.resize(kept);
 }
 
-// ---- top p -----------------------------------------------------------------------------------------------------
+// ---- top p
 
-// Buckets of logits below the top, each 1/32 of a unit of log probability wide; the last takes the rest.
+// Buckets of logits below the top, each 1/32 of a unit of log probability wide; the last takes the
+// rest.
 constexpr int kBuckets = 1024;
 constexpr float kBucketsPerUnit = 32.0f;
 
@@ -111,9 +117,9 @@ struct Nucleus {
   }
 };
 
-// Removes the weights so small that all of them together are less than the mass that may be missing, and lists the
-// others in `room`. Half of that bound leaves room for the rounding of the sums. Without branches: which weights are
-// heavy is as good as random to the processor.
+// Removes the weights so small that all of them together are less than the mass that may be
+// missing, and lists the others in `room`. Half of that bound leaves room for the rounding of the
+// sums. Without branches: which weights are heavy is as good as random to the processor.
 std::span<int32_t> list_heavy(const Nucleus& nucleus, double total, std::vector<int32_t>& room) {
   const auto count = static_cast<int32_t>(nucleus.weights.size());
   const auto bound = static_cast<float>(0.5 * (total - nucleus.wanted) / count);
@@ -129,7 +135,8 @@ std::span<int32_t> list_heavy(const Nucleus& nucleus, double total, std::vector<
   return {room.data(), num_heavy};
 }
 
-// The bucket in which the mass of the buckets so far reaches what is wanted, and the mass before it.
+// The bucket in which the mass of the buckets so far reaches what is wanted, and the mass before
+// it.
 std::pair<int, double> find_edge(const Nucleus& nucleus, std::span<const int32_t> heavy) {
   double masses[kBuckets] = {};
   for (const int32_t i : heavy) masses[nucleus.bucket(i)] += nucleus.weights[i];
@@ -141,7 +148,8 @@ std::pair<int, double> find_edge(const Nucleus& nucleus, std::span<const int32_t
   return {kBuckets - 1, before};
 }
 
-// Removes the weights beyond the bucket at the edge, and moves its own candidates to the front of `heavy`.
+// Removes the weights beyond the bucket at the edge, and moves its own candidates to the front of
+// `heavy`.
 std::span<int32_t> cut_at(int edge, const Nucleus& nucleus, std::span<int32_t> heavy) {
   size_t num_at_edge = 0;
   for (const int32_t i : heavy) {
@@ -153,8 +161,8 @@ std::span<int32_t> cut_at(int edge, const Nucleus& nucleus, std::span<int32_t> h
   return heavy.first(num_at_edge);
 }
 
-// Removes the weights outside the smallest set of the largest that has the wanted mass. Only the bucket at its edge is
-// sorted; the candidate with the top logit stays, whatever is wanted.
+// Removes the weights outside the smallest set of the largest that has the wanted mass. Only the
+// bucket at its edge is sorted; the candidate with the top logit stays, whatever is wanted.
 void keep_nucleus(const Nucleus& nucleus, double total, std::vector<int32_t>& room) {
   const std::span<int32_t> heavy = list_heavy(nucleus, total, room);
   const auto [edge, before] = find_edge(nucleus, heavy);
@@ -170,7 +178,7 @@ void keep_nucleus(const Nucleus& nucleus, double total, std::vector<int32_t>& ro
   }
 }
 
-// ---- the draw --------------------------------------------------------------------------------------------------
+// ---- the draw
 
 double sum(std::span<const float> weights, std::vector<float>& chunk_sums) {
   chunk_sums.resize((weights.size() + kWeightChunk - 1) / kWeightChunk);
@@ -180,8 +188,8 @@ double sum(std::span<const float> weights, std::vector<float>& chunk_sums) {
   return total;
 }
 
-// The index at which the running sum of weights first passes `target`; the last one with a weight, if rounding lets
-// none pass.
+// The index at which the running sum of weights first passes `target`; the last one with a weight,
+// if rounding lets none pass.
 int64_t draw(std::span<const float> weights, std::span<const float> chunk_sums, double target) {
   double before = 0.0;
   size_t chunk = 0;
@@ -203,7 +211,7 @@ int64_t draw(std::span<const float> weights, std::span<const float> chunk_sums, 
   return last;
 }
 
-// ---- one row ---------------------------------------------------------------------------------------------------
+// ---- one row
 
 int32_t first_of(std::span<const float> logits, float value) {
   const auto found = std::find(logits.begin(), logits.end(), value);
@@ -214,7 +222,8 @@ int32_t sample_row(const Sample& args, int64_t row) {
   const std::span<const float> vocabulary(args.logits + row * args.logits_stride, args.vocab);
   const float temperature = args.temperature[row];
   const float top = kernels().largest(vocabulary.data(), args.vocab);
-  // An infinite top is the whole mass, and the lowest id has it; without any number there is only id 0.
+  // An infinite top is the whole mass, and the lowest id has it; without any number there is only
+  // id 0.
   if (!(temperature > 0.0f) || std::isinf(top)) return first_of(vocabulary, top);
 
   Workspace& w = workspace();
@@ -224,21 +233,25 @@ int32_t sample_row(const Sample& args, int64_t row) {
     collect(vocabulary, k, w);
     keep_top_k(w.candidates, k, w.sorted);
   }
-  const std::span<const float> logits = has_top_k ? std::span<const float>(w.candidates.logits) : vocabulary;
+  const std::span<const float> logits =
+      has_top_k ? std::span<const float>(w.candidates.logits) : vocabulary;
   w.candidates.weights.resize(logits.size());
   const std::span<float> weights(w.candidates.weights);
-  kernels().weigh(logits.data(), static_cast<int64_t>(logits.size()), top, temperature, weights.data());
+  kernels().weigh(logits.data(), static_cast<int64_t>(logits.size()), top, temperature,
+                  weights.data());
 
   double total = sum(weights, w.chunk_sums);
   const float top_p = std::max(args.top_p[row], 0.0f);
   const float min_p = std::min(args.min_p[row], 1.0f);  // the largest always stays: its weight is 1
-  if (top_p < 1.0f) keep_nucleus({logits, weights, top, temperature, top_p * total}, total, w.heavy);
+  if (top_p < 1.0f)
+    keep_nucleus({logits, weights, top, temperature, top_p * total}, total, w.heavy);
   if (min_p > 0.0f) {
     for (float& weight : weights) weight = weight < min_p ? 0.0f : weight;
   }
   if (top_p < 1.0f || min_p > 0.0f) total = sum(weights, w.chunk_sums);
 
-  const double u = uniform(static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
+  const double u =
+      uniform(static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
   const int64_t drawn = draw(weights, w.chunk_sums, u * total);
   return has_top_k ? w.candidates.ids[drawn] : static_cast<int32_t>(drawn);
 }

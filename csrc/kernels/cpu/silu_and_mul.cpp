@@ -22,7 +22,8 @@ void silu_and_mul(DType dtype, const SiluAndMul& args) {
     parallel_for(args.num_rows, 2 * args.width, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T* gate = static_cast<const T*>(args.gate_up) + row * args.gate_up_stride;
-        silu_and_mul_row(gate, gate + args.width, static_cast<T*>(args.out) + row * args.width, args.width);
+        silu_and_mul_row(gate, gate + args.width, static_cast<T*>(args.out) + row * args.width,
+                         args.width);
       }
     });
   });

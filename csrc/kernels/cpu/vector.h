@@ -1,7 +1,8 @@
 #pragma once
 
-// One register of floats at the width of the instruction set this file is compiled for, in the vector extension
-// that GCC and Clang share. Everything is in the namespace AIRSIDE_ISA: the linker must never merge two widths.
+// One register of floats at the width of the instruction set this file is compiled for, in the
+// vector extension that GCC and Clang share. Everything is in the namespace AIRSIDE_ISA: the linker
+// must never merge two widths.
 
 #include <cstdint>
 #include <utility>
@@ -33,14 +34,16 @@ inline constexpr float kInfinity = __builtin_inff();
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 inline Floats splat(float x) { return x - Floats{}; }
 inline Words words_of(Floats x) { return __builtin_bit_cast(Words, x); }
 inline Floats floats_of(Words x) { return __builtin_bit_cast(Floats, x); }
 
-// a * b + c, rounded once where the processor can. Contraction is off elsewhere (CMakeLists.txt), so that the
-// order and the roundings of every sum are those written here, whichever loop it is in.
+// a * b + c, rounded once where the processor can. Contraction is off elsewhere (CMakeLists.txt),
+// so that the order and the roundings of every sum are those written here, whichever loop it is in.
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -56,9 +59,11 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 // b where either is NaN.
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// ---- widening and rounding -----------------------------------------------------------------------------------
+// ---- widening and rounding
 
-inline Floats widen(Halves h, BFloat16) { return floats_of(__builtin_convertvector(h, Words) << 16); }
+inline Floats widen(Halves h, BFloat16) {
+  return floats_of(__builtin_convertvector(h, Words) << 16);
+}
 
 // The upper halves of these words are x as bfloat16: to nearest, ties to even.
 inline Words round_words(Floats x) {
@@ -66,7 +71,9 @@ inline Words round_words(Floats x) {
   return x == x ? bits + 0x7fff + ((bits >> 16) & 1) : Words{} + 0x7fc00000;
 }
 
-inline Halves narrow(Floats x, BFloat16) { return __builtin_convertvector(round_words(x) >> 16, Halves); }
+inline Halves narrow(Floats x, BFloat16) {
+  return __builtin_convertvector(round_words(x) >> 16, Halves);
+}
 
 // x as it would be after a store and a load.
 inline Floats round_to(Floats x, float) { return x; }
@@ -75,12 +82,14 @@ inline Floats round_to(Floats x, BFloat16) { return floats_of(round_words(x) & 0
 #if defined(__AVX512F__)
 inline Floats widen(Halves h, Float16) { return _mm512_cvtph_ps(__builtin_bit_cast(__m256i, h)); }
 inline Halves narrow(Floats x, Float16) {
-  return __builtin_bit_cast(Halves, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return __builtin_bit_cast(Halves,
+                            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #elif defined(__F16C__)
 inline Floats widen(Halves h, Float16) { return _mm256_cvtph_ps(__builtin_bit_cast(__m128i, h)); }
 inline Halves narrow(Floats x, Float16) {
-  return __builtin_bit_cast(Halves, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return __builtin_bit_cast(Halves,
+                            _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #else
 inline Floats widen(Halves h, Float16) {
@@ -95,7 +104,8 @@ inline Floats widen(Halves h, Float16) {
 inline Halves narrow(Floats x, Float16) {
   const Words sign = (words_of(x) >> 16) & 0x8000;
   const Words magnitude = words_of(x) & 0x7fffffff;
-  // Next to 0.5 a float is a multiple of 2^-24, the spacing of the subnormal halves: the addition rounds.
+  // Next to 0.5 a float is a multiple of 2^-24, the spacing of the subnormal halves: the addition
+  // rounds.
   const Words subnormal = words_of(floats_of(magnitude) + splat(0.5f)) - 0x3f000000u;
   const Words normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const Words finite = magnitude < 0x38800000u ? subnormal : normal;
@@ -106,7 +116,7 @@ inline Halves narrow(Floats x, Float16) {
 
 inline Floats round_to(Floats x, Float16) { return widen(narrow(x, Float16{}), Float16{}); }
 
-// ---- loads and stores, widening and rounding as the element type asks ------------------------------------------
+// ---- loads and stores, widening and rounding as the element type asks
 
 inline Floats load(const float* p) {
   Floats x;
@@ -151,7 +161,7 @@ Floats rounded(Floats x) {
   return round_to(x, T{});
 }
 
-// ---- across lanes ----------------------------------------------------------------------------------------------
+// ---- across lanes
 
 template <int kDistance, int... kLane>
 Floats swap_lanes(Floats x, std::integer_sequence<int, kLane...>) {
@@ -182,25 +192,30 @@ template <int kDistance, int... kLane>
 void exchange_quarters(Floats& upper, Floats& lower, std::integer_sequence<int, kLane...>) {
   const Floats a = upper;
   const Floats b = lower;
-  upper = __builtin_shufflevector(a, b, ((kLane & kDistance) ? kLanes + kLane - kDistance : kLane)...);
-  lower = __builtin_shufflevector(a, b, ((kLane & kDistance) ? kLanes + kLane : kLane + kDistance)...);
+  upper =
+      __builtin_shufflevector(a, b, ((kLane & kDistance) ? kLanes + kLane - kDistance : kLane)...);
+  lower =
+      __builtin_shufflevector(a, b, ((kLane & kDistance) ? kLanes + kLane : kLane + kDistance)...);
 }
 
-// Transposes a square of kLanes x kLanes in place: swaps the off-diagonal quarters, then does so in each quarter.
+// Transposes a square of kLanes x kLanes in place: swaps the off-diagonal quarters, then does so in
+// each quarter.
 template <int kDistance = kLanes / 2>
 void transpose(Floats (&rows)[kLanes]) {
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if ((i & kDistance) == 0) {
-      exchange_quarters<kDistance>(rows[i], rows[i + kDistance], std::make_integer_sequence<int, kLanes>{});
+      exchange_quarters<kDistance>(rows[i], rows[i + kDistance],
+                                   std::make_integer_sequence<int, kLanes>{});
     }
   }
   if constexpr (kDistance > 1) transpose<kDistance / 2>(rows);
 }
 
-// ---- exp -------------------------------------------------------------------------------------------------------
+// ---- exp
 
-// Within 2 units in the last place; 0 below -87.3, inf above 88.3, NaN for NaN. The polynomial is that of Cephes' expf.
+// Within 2 units in the last place; 0 below -87.3, inf above 88.3, NaN for NaN. The polynomial is
+// that of Cephes' expf.
 inline Floats exp(Floats x) {
   const Floats lowest = splat(-87.3f);
   const Floats highest = splat(88.3f);
@@ -222,7 +237,7 @@ inline Floats exp(Floats x) {
   return x < lowest ? Floats{} : (x > highest ? splat(kInfinity) : y);
 }
 
-// ---- element types -----------------------------------------------------------------------------------------------
+// ---- element types
 
 // Calls body with a null pointer of the element type: `visit(dtype, [&]<typename T>(T*) { ... })`.
 template <typename Body>
