@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes. No request data goes through it."""
 
 _TELL_EVERY_S = 5.0
+_PROBE_S = 5.0
 
 
 class ClusterError(RuntimeError):
@@ -46,6 +48,8 @@ class RayCluster:
 
     def __init__(self, address: str, directory: Path, num_cpus: int, resources: dict[str, float]) -> None:
         self.is_own = address == "local"
+        if ":" in address:
+            _check_listens(address)
         options: dict[str, Any] = {"address": address}  # Any: keyword arguments of ray.init
         if self.is_own:
             options |= {
@@ -147,3 +151,12 @@ class RayCluster:
         """Gives back what was reserved and leaves the cluster; a Ray of our own ends."""
         self.release()
         ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Raises ClusterError when nobody listens there: Ray itself would go on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _PROBE_S).close()
+    except OSError as error:
+        raise ClusterError(f"cannot join Ray at {address} (cluster.ray_address): {error.strerror or error}") from error

@@ -8,6 +8,7 @@ import os
 import sys
 
 from airside.proto.settings import WorkerSettings
+from airside.workers.environment import prepare_torch
 
 
 def main() -> int:
@@ -21,6 +22,7 @@ def main() -> int:
         format=f"%(asctime)s %(levelname)s {settings.name} %(message)s",
         stream=sys.stderr,
     )
+    prepare_torch(settings.rendezvous)
     from airside.workers.worker import run_worker  # torch takes a second; bad settings should not
 
     return run_worker(settings, parent_pid)

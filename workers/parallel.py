@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import torch
@@ -28,8 +27,6 @@ class RankGroup:
     def connect(rank: int, size: int, rendezvous: str, device: torch.device) -> RankGroup:
         """Meets the other ranks at `rendezvous`; returns when all are there. Raises when they are not in time."""
         if size > 1:
-            if rendezvous.startswith(("file:", "tcp://127.0.0.1:", "tcp://localhost:")):
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group(
                 backend="nccl" if device.type == "cuda" else "gloo",
                 init_method=rendezvous,

@@ -191,12 +191,15 @@ class EngineAndModel(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         for sequence in list(self.model.live.values()):
-            for index in range(len(sequence.images)):
-                self.engine.set_shape(sequence.seq_id, index, i32([IMAGE]))
-                self.model.set_shape(sequence.seq_id, index, [IMAGE])
-                if sequence.seq_id in self.model.live:
-                    self.engine.set_ready(sequence.seq_id, index)
-                    sequence.images[index].ready = True
+            for index, image in enumerate(sequence.images):
+                if sequence.seq_id not in self.model.live:
+                    break
+                done = self.engine.set_shape(sequence.seq_id, index, i32([IMAGE]))
+                assert done == self.model.set_shape(sequence.seq_id, index, [IMAGE])
+                assert self.engine.set_ready(sequence.seq_id, index) != (
+                    image.ready or sequence.seq_id not in self.model.live
+                )
+                image.ready = True
         for _ in range(2000):
             if self.plan is None:
                 self.schedule()

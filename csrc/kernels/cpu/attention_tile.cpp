@@ -81,19 +81,31 @@ void find_rows(const PagedAttention& args, const AttentionTile& tile, int64_t st
   }
 }
 
+// Loads kLanes elements of each of kLanes keys, transposed: to[i] is element i of all keys. Of keys
+// from `count` on, and of elements from `left` on, there is 0.
+template <typename T>
+[[gnu::always_inline]] inline void load_square(const T* cache, const int64_t* rows, int64_t count,
+                                               int64_t left, float* to) {
+  Floats square[kLanes];
+  if (count >= kLanes && left >= kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = load(cache + rows[i]);
+  } else {
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = i < count ? load_first(cache + rows[i], left) : Floats{};
+    }
+  }
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) store(to + i * kKeyTile, square[i]);
+}
+
 template <typename T>
 void load_keys(const T* cache, const int64_t* rows, int64_t count, int64_t head_dim, float* keys) {
   const int64_t filled = round_up(count, kLanes * kMaxVectors);
   for (int64_t t = 0; t < filled; t += kLanes) {
     for (int64_t d = 0; d < head_dim; d += kLanes) {
-      Floats square[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        square[i] = t + i < count ? load_first(cache + rows[t + i] + d, head_dim - d) : Floats{};
-      }
-      transpose(square);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + t, square[i]);
+      load_square(cache + d, rows + t, count - t, head_dim - d, keys + d * kKeyTile + t);
     }
   }
 }

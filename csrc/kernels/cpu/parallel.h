@@ -12,8 +12,9 @@
 // when the team's size changes.
 namespace airside::cpu::AIRSIDE_ISA {
 
-// In element operations: what pays for waking another thread.
-inline constexpr int64_t kCostPerThread = 16384;
+// In element operations of about half a nanosecond: what pays for waking another thread, also on a
+// machine whose cores are busy.
+inline constexpr int64_t kCostPerThread = 32768;
 
 inline bool worth_threads([[maybe_unused]] int64_t count, [[maybe_unused]] int64_t cost) {
 #ifdef _OPENMP

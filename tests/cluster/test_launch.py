@@ -1,0 +1,123 @@
+"""From a configuration, a model and a machine to the settings of every process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airside.cluster.config import Config
+from airside.cluster.plan.launch import LaunchError, LaunchPlan, Machine, Run
+from airside.workers.model_config import ModelConfig, RopeConfig
+
+RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
+LAPTOP = Machine(node="here", num_cores=2, num_gpus=0)
+
+
+def model(**changes: Any) -> ModelConfig:
+    values: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_layers": 2,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "head_dim": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope": RopeConfig(),
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "eos_token_ids": (2,),
+        "dtype": "float32",
+    }
+    return ModelConfig(**{**values, **changes})
+
+
+def plan(config: dict[str, Any] | None = None, run: Run = RUN, machine: Machine = LAPTOP, **facts: Any) -> LaunchPlan:
+    return LaunchPlan(Config(**(config or {})), model(**facts), Path("/models/m"), run, machine, port=50051)
+
+
+def test_what_is_auto_is_decided() -> None:
+    (rank,) = plan().workers(group=0)
+    assert (rank.dtype, rank.device, rank.max_model_len, rank.num_threads) == ("float32", "cpu", 4096, 2)
+    assert rank.kv_cache_bytes is None
+
+
+def test_an_unknown_dtype_of_the_checkpoint_becomes_bfloat16_and_the_configured_one_wins() -> None:
+    assert plan(dtype="float8").dtype == "bfloat16"
+    assert plan({"model": {"dtype": "float16"}}).dtype == "float16"
+
+
+def test_all_processes_meet_at_one_private_socket() -> None:
+    made = plan({"engine": {"tensor_parallel_size": 2}}, image_token_id=5)
+    settings = [made.controller(), *made.gateways(), *made.workers(0), made.vision_worker(0)]
+    assert {each.endpoint for each in settings} == {"ipc:///run/user/1/airside/0a1b2c3d/bus"}
+    assert {each.node for each in settings} == {"here"}
+
+
+def test_ranks_share_the_cores_and_meet_at_a_file_of_their_launch() -> None:
+    made = plan({"engine": {"tensor_parallel_size": 2}})
+    first, second = made.workers(group=3)
+    assert (first.rank, second.rank, second.world_size, second.group) == (0, 1, 2, 3)
+    assert (first.name, second.name) == ("worker-0", "worker-1")
+    assert first.num_threads == second.num_threads == 1
+    assert first.rendezvous == second.rendezvous
+    assert first.rendezvous not in {rank.rendezvous for rank in made.workers(group=4)}
+
+
+def test_gateways_share_the_port_only_when_there_are_several() -> None:
+    assert [gateway.reuse_port for gateway in plan().gateways()] == [False]
+    several = plan({"server": {"grpc": {"gateways": 2}}}).gateways()
+    assert [gateway.reuse_port for gateway in several] == [True, True]
+    assert len({gateway.name for gateway in several}) == 2
+
+
+def test_vision_workers_have_segments_of_their_own_run() -> None:
+    made = plan(image_token_id=5)
+    assert made.vision_worker(7).segment == "airside-0a1b2c3d-vision-7"
+    assert made.vision_worker(7).segment.startswith(made.run.segment_prefix)
+    assert made.controller().vision_target == made.vision_replicas == 1
+
+
+def test_a_text_model_has_no_vision_workers() -> None:
+    assert plan().vision_replicas == 0
+    assert plan().controller().vision_target == 0
+
+
+def test_our_own_ray_has_room_for_what_starts_first() -> None:
+    vision = {"replicas": 3, "actor_options": {"num_cpus": 0.5, "resources": {"slot": 2.0}}}
+    made = plan({"engine": {"tensor_parallel_size": 2}, "vision": vision}, image_token_id=5)
+    assert made.num_cpus == 4  # 2 ranks and 1.5 for vision
+    assert made.resources == {"slot": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"engine": {"tensor_parallel_size": 3}}, "engine.tensor_parallel_size 3 .* sizes that work: 1, 2, 4"),
+        ({"model": {"max_model_len": 5000}}, "model.max_model_len is 5000, but the model has 4096"),
+        ({"engine": {"device": "cuda"}}, "engine.device is cuda, but this machine has no NVIDIA GPU"),
+        ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(2048\) must hold"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        plan(config)
+
+
+def test_cuda_needs_gpus_and_kernels() -> None:
+    gpus = Machine(node="here", num_cores=8, num_gpus=1)
+    assert plan(machine=gpus).device == "cpu"
+    built = Machine(node="here", num_cores=8, num_gpus=1, has_cuda_kernels=True)
+    assert plan(machine=built).device == "cuda"
+    with pytest.raises(LaunchError, match="this machine has 1 GPUs"):
+        plan({"engine": {"tensor_parallel_size": 2}}, machine=built)
+
+
+def test_a_run_directory_whose_sockets_cannot_exist_is_refused() -> None:
+    with pytest.raises(LaunchError, match="too long"):
+        plan(run=Run("x", Path("/" + "d" * 110)))
