@@ -41,6 +41,7 @@ PROVEN_S = 30.0
 """A process that ran this long before it ended was no failed restart."""
 
 _HEARTBEAT_S = 1.0
+_GATEWAY_END_S = 2.0  # beside the time for running calls
 _STOP_S = 5.0  # for controller, ranks and vision workers to end in order
 
 
@@ -247,7 +248,7 @@ class Supervisor:
         others = [process for process in self._all() if process not in gateways]
         for process in gateways:
             process.terminate()
-        self._wait(gateways, timeout_s)
+        self._wait(gateways, timeout_s + _GATEWAY_END_S if self._is_started else _GATEWAY_END_S)
         self._send(Shutdown("the server is stopping"))
         for process in others:
             if process is not self._controller:

@@ -141,6 +141,7 @@ class LaunchPlan:
                 max_message_bytes=grpc.max_message,
                 reflection=grpc.reflection,
                 reuse_port=grpc.gateways > 1,
+                stop_grace_s=self.config.server.shutdown_timeout_s,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
             )

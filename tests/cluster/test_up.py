@@ -20,7 +20,6 @@ import yaml
 from airside.cluster.client import Client, Options
 from airside.cluster.leftovers import processes_of
 from airside.cluster.run_state import RunStates, ServerState
-from airside.proto import airside_pb2 as pb
 from tests.checkpoints import make_idefics3
 
 pytestmark = pytest.mark.slow
@@ -78,8 +77,12 @@ class Up:
         self.log.seek(0)
         return self.log.read()
 
-    def worker(self, role: str) -> pb.Worker:
-        return next(row for row in self.client.list_workers().workers if row.role == role and row.state != "lost")
+    def pids(self, *roles: str) -> set[int]:
+        rows = self.client.list_workers().workers
+        return {row.pid for row in rows if row.role in roles and row.state != "lost"}
+
+    def is_ready(self) -> bool:
+        return self.client.info().state == "ready"
 
     def vision_workers(self) -> list[str]:
         rows = self.client.list_workers().workers
@@ -124,20 +127,22 @@ def test_it_serves_heals_scales_and_leaves_nothing(up: Up) -> None:
     state = up.wait_ready()
     before = up.tokens()
     assert len(before) == 6
-    others = {up.worker(role).pid for role in ("controller", "gateway", "vision_worker")}
+    others = up.pids("controller", "gateway", "vision_worker")
+    assert len(others) == 3
 
-    lost = up.worker("worker").pid
+    (lost,) = up.pids("worker")
     os.kill(lost, signal.SIGKILL)
-    wait_until(lambda: up.worker("worker").pid != lost and up.client.info().state == "ready", PATIENCE_S, "a new rank")
+    wait_until(lambda: bool(up.pids("worker") - {lost}) and up.is_ready(), PATIENCE_S, "a new rank")
     assert up.tokens() == before
-    assert {up.worker(role).pid for role in ("controller", "gateway", "vision_worker")} == others
+    assert up.pids("controller", "gateway", "vision_worker") == others
 
     assert up.client.scale_vision(2) == 2
     wait_until(lambda: len(up.vision_workers()) == 2, PATIENCE_S, "two vision workers")
     assert up.client.scale_vision(1) == 1
     wait_until(lambda: up.vision_workers() == ["vision-0"], PATIENCE_S, "the older one alone")
 
-    os.kill(up.worker("vision_worker").pid, signal.SIGKILL)
+    (lost,) = up.pids("vision_worker")
+    os.kill(lost, signal.SIGKILL)
     wait_until(lambda: up.vision_workers() == ["vision-2"], PATIENCE_S, "one in its place")
 
     up.process.send_signal(signal.SIGTERM)
@@ -147,7 +152,8 @@ def test_it_serves_heals_scales_and_leaves_nothing(up: Up) -> None:
 
 def test_down_removes_what_a_killed_supervisor_left(up: Up) -> None:
     state = up.wait_ready()
-    actors = [up.worker(role).pid for role in ("controller", "gateway", "worker", "vision_worker")]
+    actors = up.pids("controller", "gateway", "worker", "vision_worker")
+    assert len(actors) == 4
     up.process.kill()
     up.process.wait()
     command = [sys.executable, "-m", "airside.cluster.cli", "down", "--port", str(up.port)]
