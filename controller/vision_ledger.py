@@ -243,7 +243,7 @@ class VisionLedger:
         if image is None:
             return []
         self._finish_job(image)
-        return [self._fail(image, message.detail), *self._dispatch(now)]
+        return [self._fail(image, f"{message.cause}: {message.detail}"), *self._dispatch(now)]
 
     # --- what others may ask --------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def test_a_failed_image_ends_its_request_and_cancels_the_others(bus: Bus) -> Non
     job = vision.job()
     vision.send(msg.ImageFailed(1, 1, job.epoch, "truncated", "the file ends early"))
     _, end = gateway.finish(1)
-    assert (end.reason, end.detail) == ("vision_failed", "image 1: the file ends early")
+    assert (end.reason, end.detail) == ("vision_failed", "image 1: truncated: the file ends early")
     assert vision.expect(msg.Cancel) == msg.Cancel(1, 0, 1)
 
 

@@ -158,7 +158,7 @@ def test_an_unfinished_character_is_flushed_before_the_end(client: Client, contr
         ("prompt_length_exceeded", "200 > 100", grpc.StatusCode.INVALID_ARGUMENT, ["prompt"], False),
         ("insufficient_system_resource", "no block", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
         ("vision_failed", "image 0: it is cut off", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
-        ("vision_failed", "image 0: the vision worker failed on it", grpc.StatusCode.INTERNAL, [], False),
+        ("vision_failed", "image 0: internal: the vision worker failed on it", grpc.StatusCode.INTERNAL, [], False),
         ("something_new", "why", grpc.StatusCode.INTERNAL, [], False),
     ],
 )

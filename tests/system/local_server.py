@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -113,3 +113,14 @@ class Answer:
         deltas = [event.delta for event in events if event.HasField("delta")]
         self.token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         self.text = "".join(delta.text for delta in deltas)
+
+
+def read_failing(call: Iterable[pb.GenerateEvent]) -> tuple[list[pb.GenerateEvent], grpc.RpcError]:
+    """All events of a stream that ends with a status other than OK, and that status."""
+    events: list[pb.GenerateEvent] = []
+    try:
+        for event in call:
+            events.append(event)
+    except grpc.RpcError as error:
+        return events, error
+    raise AssertionError("the stream ended with OK")

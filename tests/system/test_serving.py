@@ -14,7 +14,7 @@ from PIL import Image
 
 from airside.proto import airside_pb2 as pb
 from tests.checkpoints import IMAGE_TOKEN_ID, VOCAB_SIZE, make_idefics3, make_llama
-from tests.system.local_server import LocalServer, wait_until
+from tests.system.local_server import LocalServer, read_failing, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -122,21 +122,19 @@ def test_text_passes_a_slow_picture(server: LocalServer) -> None:
 
 
 def test_a_broken_picture_ends_its_own_request_only(server: LocalServer) -> None:
-    good = picture(64, 64, "JPEG")
-    with ThreadPoolExecutor(2) as pool:
+    good = picture(400, 300, "JPEG")
+    images = [pb.Image(data=good), pb.Image(data=good[: len(good) // 2])]
+    with ThreadPoolExecutor(1) as pool:
         neighbour = pool.submit(server.generate, prompt="The", stop=stop(100), **GREEDY)
         call = server.inference.Generate(
-            pb.GenerateRequest(
-                prompt="<image><image>", images=[pb.Image(data=good), pb.Image(data=good[: len(good) // 2])], **GREEDY
-            ),
-            timeout=60,
+            pb.GenerateRequest(prompt="<image><image>", images=images, **GREEDY), timeout=60
         )
-        with pytest.raises(grpc.RpcError) as caught:
-            list(call)
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "image 1" in caught.value.details()
-        assert "truncated" in caught.value.details()
+        events, error = read_failing(call)
         assert neighbour.result().finished.reason == "length"
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "image 1: truncated" in error.details()
+    ends = [event.finished for event in events if event.HasField("finished")]
+    assert [(end.reason, end.detail) for end in ends] == [("vision_failed", error.details())]
 
 
 def test_cancel_frees_the_blocks(server: LocalServer) -> None:
@@ -166,10 +164,9 @@ def test_abort_by_name(server: LocalServer) -> None:
         server.generate(request_id="mine", prompt="The")
     assert twice.value.code() == grpc.StatusCode.ALREADY_EXISTS
     assert server.control.Abort(pb.AbortRequest(request_id="mine")).outcome == "aborted"
-    events = []
-    with pytest.raises(grpc.RpcError) as caught:
-        events.extend(event.WhichOneof("event") for event in call)
-    assert caught.value.code() == grpc.StatusCode.CANCELLED
+    events, error = read_failing(call)
+    assert error.code() == grpc.StatusCode.CANCELLED
+    assert events[-1].finished.reason == "abort"
     assert server.control.Abort(pb.AbortRequest(request_id="mine")).outcome == "already_finished"
     assert server.control.Abort(pb.AbortRequest(request_id="never")).outcome == "unknown"
 
