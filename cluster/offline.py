@@ -130,7 +130,7 @@ class LLM:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 - frozen
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         images: Sequence[Sequence[bytes]] | None = None,
     ) -> list[RequestOutput]:
         """Computes all prompts, as many at once as fit, and returns one output per prompt, in order.

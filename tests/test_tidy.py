@@ -92,7 +92,7 @@ def test_environment_is_read_in_one_place() -> None:
         and path.relative_to(ROOT).parts[0] in {"controller", "workers", "vision_workers", "proto", "cluster"}
         and re.search(r"os\.(environ|getenv)", path.read_text())
     }
-    assert readers <= {"cluster/config_file.py", "cluster/environment.py"}
+    assert readers <= {"cluster/environment.py", "workers/environment.py"}
 
 
 def test_engine_core_is_pure() -> None:

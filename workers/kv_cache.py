@@ -29,7 +29,7 @@ def allocate_kv_cache(
 ) -> list[LayerCache]:
     """The cache of this rank, one entry per layer.
 
-    Not zeroed: nothing is read before it is written, and on a CPU a page is taken only when a block in it is first used.
+    Not zeroed: nothing is read before it is written, and on a CPU a page is taken when a block in it is first used.
     """
     shape = (num_blocks, config.num_kv_heads // settings.world_size, settings.block_size, config.head_dim)
 

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+ROWS_MIN = 4
+"""Products of fewer rows are computed as one of so many."""
+
 Linear = Callable[[Tensor], Tensor]
 """`x: [num_rows, in_features]` -> `[num_rows, out_features]`."""
 
@@ -19,10 +22,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         weight: [out_features, in_features].
         bias: [out_features].
     """
-    if not _packs(weight):
-        return lambda x: functional.linear(x, weight, bias)
-    packed = _packed(weight, bias)
-    return packed if _is_stable_alone(packed, weight) else _never_alone(packed)
+    return _packed(weight, bias) if _packs(weight) else lambda x: functional.linear(x, weight, bias)
 
 
 def _packs(weight: Tensor) -> bool:
@@ -37,19 +37,16 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     """oneDNN, with the weight laid out once for its kernels.
 
     torch's own linear would lay it out again on every call (bfloat16), or go to MKL (float32), whose order of summation
-    depends on the number of rows.
+    depends on the number of rows. So does oneDNN's for a single row, and four rows are no slower than one: fewer are
+    filled up to four.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
     multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda x: multiply(x, packed, bias, "none", [], "")
 
+    def linear(x: Tensor) -> Tensor:
+        missing = ROWS_MIN - x.shape[0]
+        if missing <= 0:
+            return multiply(x, packed, bias, "none", [], "")
+        return multiply(functional.pad(x, (0, 0, 0, missing)), packed, bias, "none", [], "")[:-missing]
 
-def _is_stable_alone(linear: Linear, weight: Tensor) -> bool:
-    """Whether a single row is summed in the same order as two: it depends on the shape and on the threads."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn((2, weight.shape[1]), generator=generator).to(weight.dtype)
-    return torch.equal(linear(rows[:1]), linear(rows)[:1])
-
-
-def _never_alone(linear: Linear) -> Linear:
-    return lambda x: linear(x) if x.shape[0] > 1 else linear(functional.pad(x, (0, 0, 0, 1)))[:1]
+    return linear
