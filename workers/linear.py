@@ -41,7 +41,7 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     filled up to four.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-    multiply = torch.ops.mkldnn._linear_pointwise
+    multiply: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
 
     def linear(x: Tensor) -> Tensor:
         missing = ROWS_MIN - x.shape[0]
