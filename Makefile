@@ -7,9 +7,11 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 SOURCES := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
+PACKAGE_FILES := $(shell find controller workers vision_workers proto cluster -name __init__.py)
 PACKAGES := controller workers vision_workers proto cluster tests benchmarks examples
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
 SEED ?= 1
+TOO_OLD := "Airside needs Python 3.11 or newer; name one: make PYTHON=python3.11"
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -19,19 +21,23 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 $(VENV)/.requirements: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing what Airside needs into $(VENV) (a few minutes the first time)"
-	$(PIP) install --quiet "$(TORCH)"
-	$(PIP) install --quiet "scikit-build-core>=1.0" "nanobind>=2.9" "apache-tvm-ffi>=0.1.10" "cmake>=3.26" ninja
-	touch $@
+	@test -x $(BIN)/python || { $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit($(TOO_OLD))' && \
+	  $(PYTHON) -m venv $(VENV); }
+	@echo "Installing PyTorch and build tools into $(VENV) (a few minutes the first time)"
+	@$(PIP) install --quiet "$(TORCH)"
+	@$(PIP) install --quiet "scikit-build-core>=1.0" "nanobind>=2.9" "apache-tvm-ffi>=0.1.10" "cmake>=3.26" ninja
+	@touch $@
 
-$(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
-	$(PIP) install --quiet --no-build-isolation -e .
-	touch $@
+# An editable install knows packages by where their files were: new ones need another install.
+$(VENV)/.installed: $(VENV)/.requirements $(SOURCES) $(PACKAGE_FILES)
+	@echo "Installing Airside and what it needs, building its C++ parts (a minute or two)"
+	@$(PIP) install --quiet --no-build-isolation -e .
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e ".[dev]"
-	touch $@
+	@echo "Installing what tests and lint need"
+	@$(PIP) install --quiet --no-build-isolation -e ".[dev]"
+	@touch $@
 
 install: $(VENV)/.installed  ## Airside in .venv, editable
 dev: $(VENV)/.dev  ## the same with everything that tests and lint need
@@ -47,7 +53,7 @@ fmt: dev  ## format Python and C++
 	$(BIN)/ruff format --quiet $(PACKAGES)
 	$(BIN)/clang-format -i $(CPP)
 
-lint: dev  ## style, types, import directions, freshness of generated files
+lint: dev  ## style, types, import directions
 	$(BIN)/ruff check $(PACKAGES)
 	$(BIN)/ruff format --check $(PACKAGES)
 	$(BIN)/mypy

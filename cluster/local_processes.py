@@ -38,7 +38,7 @@ def _die_with_parent() -> None:
 class LocalProcesses:
     """A set of child processes and the private run directory they share (logs, ipc sockets).
 
-    Children end with this process, even when it is killed.
+    Children end with this process, even when it is killed; more exactly, with the thread that started them.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ REPLACED = "replaced by a new process of the same name"
 FIRST_MESSAGES = (msg.GatewayHello, msg.WorkerHello, msg.VisionHello, msg.SupervisorHello, msg.WorkerFailed)
 TURN_MESSAGES_MAX = 512  # then the engine gets its turn, however many more have come
 TICK_S = 0.5  # the longest wait, and how often silence is looked for
-SILENCE_MAX_S = 30.0
+SILENCE_MAX_S = 12.0
 JOB_SILENCE_MAX_S = 60.0  # one picture may keep a vision worker busy for this long
 
 _log = logging.getLogger(__name__)
@@ -232,17 +232,18 @@ class Controller:
         self._send(peer, msg.VisionTarget(self._vision_target))
 
     def _on_scale_vision(self, peer: str, request: msg.ScaleVision) -> None:
-        refused = ""
+        refused, replicas_max = "", self._settings.vision_replicas_max
+        is_in_range = 0 <= request.replicas <= replicas_max
         if self._settings.image_token_id is None:
             refused = "this model takes no images"
+        elif not is_in_range:
+            refused = f"replicas is {request.replicas}, but must be in [0, {replicas_max}] (vision.max_replicas)"
         elif self._supervisor is None:
             refused = "no supervisor is running that could start or stop vision workers"
-        elif request.replicas < 0:
-            refused = "replicas must be at least 0"
         else:
             self._vision_target = request.replicas
             self._send(self._supervisor, msg.VisionTarget(request.replicas))
-        self._send(peer, msg.ScaleVisionOutcome(request.query_id, self._vision_target, refused))
+        self._send(peer, msg.ScaleVisionOutcome(request.query_id, self._vision_target, refused, not is_in_range))
 
     def _on_peers_query(self, peer: str, query: msg.PeersQuery) -> None:
         states = self._ledger.worker_states() | self._host.rank_states()

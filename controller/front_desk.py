@@ -37,7 +37,9 @@ class FrontDesk:
     def abort(self, seq_id: int, cause: str) -> bool:
         """Ends a sequence; its finish comes with the next outputs. False when it is not live."""
         engine = self._host.engine
-        return engine is not None and engine.abort(seq_id, cause)
+        if engine is None or self._requests.get(seq_id) is None:
+            return False
+        return engine.abort(seq_id, cause)
 
     def abort_by_name(self, request_id: str) -> str:
         """Ends the live sequence of a request id. Returns an `AbortOutcome`'s word."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 ENDED_IDS_MAX = 8192
 """Request ids of ended sequences that are remembered, to tell "already finished" from "unknown"."""
 
+DEADLINES_IDLE_MAX = 1024
+"""Deadlines of ended sequences that are kept until they are met."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
@@ -25,7 +28,7 @@ class LiveRequests:
     def __init__(self) -> None:
         self._by_seq: dict[int, LiveRequest] = {}
         self._by_name: dict[str, int] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; entries of ended sequences are dropped when met
+        self._deadlines: list[tuple[float, int]] = []  # a heap; entries of ended sequences go when met, or are swept
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def add(self, request: LiveRequest, deadline: float | None) -> None:
@@ -36,6 +39,7 @@ class LiveRequests:
         self._by_name[request.request_id] = request.seq_id
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request.seq_id))
+            self._sweep_deadlines()
 
     def end(self, seq_id: int) -> None:
         """A sequence has ended."""
@@ -65,6 +69,12 @@ class LiveRequests:
     def seq_ids(self) -> list[int]:
         """All live sequences, oldest first."""
         return list(self._by_seq)
+
+    def _sweep_deadlines(self) -> None:
+        """Keeps far deadlines of sequences that ended long before them from piling up."""
+        if len(self._deadlines) > 2 * len(self._by_seq) + DEADLINES_IDLE_MAX:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_seq]
+            heapq.heapify(self._deadlines)
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of a live sequence."""

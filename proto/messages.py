@@ -8,6 +8,7 @@ Kinds are numbered once and never renumbered; a field is only ever added at the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from airside.proto.codec import Message as Message
@@ -152,6 +153,15 @@ class OutputBatch(Message):
     token_ids: bytes  # i32
     finished: list[FinishedRow] = field(default_factory=list)
 
+    def rows(self) -> Iterator[tuple[int, list[int]]]:
+        """Each row's sequence and its new token ids. Raises TypeError or ValueError on columns that do not fit."""
+        seq_ids, counts = memoryview(self.seq_ids).cast("Q"), memoryview(self.num_tokens).cast("i")
+        token_ids = memoryview(self.token_ids).cast("i")
+        begin = 0
+        for seq_id, count in zip(seq_ids, counts, strict=True):
+            yield seq_id, token_ids[begin : begin + count].tolist()
+            begin += count
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedRow:
@@ -184,6 +194,7 @@ class ScaleVisionOutcome(Message):
     query_id: int
     replicas: int
     refused: str
+    is_out_of_range: bool = False  # it was refused for the number asked for, not for what the server can do now
 
 
 @message(27)

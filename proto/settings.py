@@ -44,6 +44,7 @@ class ControllerSettings(Settings):
     max_queued_requests: int
     max_queued_tokens: int
     vision_target: int  # vision workers to ask for at first; 0 for a text model
+    vision_replicas_max: int  # the most that may be asked for
     image_token_id: int | None
     image_job_attempts_max: int = 3
     node: str = "local"

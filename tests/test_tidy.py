@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,9 @@ TOP_LEVEL = {
 
 
 def tracked() -> list[Path]:
-    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """What is in the repository, or will be with the next commit."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / line for line in listing.splitlines() if (ROOT / line).is_file()]
 
 
@@ -95,6 +98,20 @@ def test_environment_is_read_in_one_place() -> None:
     assert readers <= {"cluster/environment.py", "workers/environment.py"}
 
 
+def test_ray_is_known_in_one_place() -> None:
+    users = {path.parent for path in sources() if re.search(r"^\s*(import|from) ray\b", path.read_text(), re.MULTILINE)}
+    assert users == {ROOT / "cluster" / "supervisor"}
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([\w./]*\w\.(?:py|cpp|h|proto)|[\w/]+/)`", text))
+    files = [path.relative_to(ROOT) for path in tracked()]
+    known = {f"/{path}" for path in files} | {f"/{folder}/" for path in files for folder in path.parents}
+    assert len(named) > 50
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in known)]
+
+
 def test_engine_core_is_pure() -> None:
     impure = re.compile(r"#include <(chrono|thread|mutex|fstream|random|iostream|filesystem|atomic|future)>|\brand\(")
     found = [path.name for path in (ROOT / "csrc" / "engine").glob("*.[ch]*") if impure.search(path.read_text())]
@@ -102,11 +119,13 @@ def test_engine_core_is_pure() -> None:
 
 
 def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iairside/proto=proto", f"--python_out={tmp_path}"]
-
-    subprocess.run([*command, "airside/proto/airside.proto"], cwd=ROOT, check=True)
-    made = (tmp_path / "airside" / "proto" / "airside_pb2.py").read_text()
-    assert made == (ROOT / "proto" / "airside_pb2.py").read_text(), "run `make proto`"
+    outs = ("--python_out=", "--grpc_python_out=", "--mypy_out=quiet:", "--mypy_grpc_out=quiet:")
+    flags = ["-Iairside/proto=proto", *(f"{out}{tmp_path}" for out in outs)]
+    plugins = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "grpc_tools.protoc", *flags, "airside/proto/airside.proto"]
+    subprocess.run(command, cwd=ROOT, env=plugins, check=True)
+    made = {path.name: path.read_text() for path in (tmp_path / "airside" / "proto").iterdir()}
+    assert made == {path.name: path.read_text() for path in (ROOT / "proto").glob("airside_pb2*")}, "run `make proto`"
 
 
 def test_no_large_files() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 from PIL import Image, ImageColor
 
 from airside.vision_workers.header import FORMATS, ImageLimits, open_checked, read_orientation
 from airside.vision_workers.image_error import Cause, ImageError
+from airside.vision_workers.picture_file import PictureFile
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,7 +42,7 @@ def decode(data: bytes | memoryview, limits: ImageLimits, background: str) -> Im
         if image.format == "PNG":
             _check_png(data)
         image.load()
-    except MemoryError:
+    except (ImageError, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes of them
         raise _broken(error) from error
@@ -54,7 +53,7 @@ def decode(data: bytes | memoryview, limits: ImageLimits, background: str) -> Im
 
 def _check_png(data: bytes | memoryview) -> None:
     """Raises when a chunk's checksum is wrong: loading pixels does not look at them all."""
-    Image.open(io.BytesIO(data), formats=FORMATS).verify()
+    Image.open(PictureFile(data), formats=FORMATS).verify()
 
 
 def _broken(error: Exception) -> ImageError:

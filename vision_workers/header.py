@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from PIL import ExifTags, Image
 
 from airside.vision_workers.image_error import Cause, ImageError
+from airside.vision_workers.picture_file import PictureFile
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """The allow-list, in Pillow's names. Everything else, vector formats above all, is refused unread."""
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+
+_CHUNKS_MAX = 10_000  # of a PNG, that are searched for a late orientation
 
 _UPRIGHT = 1
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
@@ -58,8 +60,8 @@ def open_checked(data: bytes | memoryview, limits: ImageLimits) -> Image.Image:
             Cause.TOO_MANY_BYTES, f"the file has {len(data)} bytes; the limit is {limits.max_bytes} (vision.limits)"
         )
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except MemoryError:
+        image = Image.open(PictureFile(data), formats=FORMATS)
+    except (ImageError, MemoryError):
         raise
     except Exception as error:  # plugins raise whatever a damaged file makes of their parser
         raise _unreadable(bytes(data[:16]), len(data)) from error
@@ -134,12 +136,14 @@ def _unreadable_riff(start: bytes, num_bytes: int) -> ImageError:
 
 
 def _png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, bytes]]:
-    """(name, body) of each chunk except pixel data, up to the first that does not fit into the file."""
+    """(name, body) of each chunk except pixel data, up to the last one or one that does not fit into the file."""
     at = 8
-    while at + 12 <= len(data):
+    for _ in range(_CHUNKS_MAX):
+        if at + 12 > len(data):
+            return
         num_bytes = int.from_bytes(data[at : at + 4], "big")
         name, end = bytes(data[at + 4 : at + 8]), at + 12 + num_bytes
-        if end > len(data):
+        if end > len(data) or name == b"IEND":
             return
         if name != b"IDAT":
             yield name, bytes(data[at + 8 : end - 4])

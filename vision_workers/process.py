@@ -29,7 +29,6 @@ def run(settings: VisionWorkerSettings) -> None:
     began = time.monotonic()
     os.nice(settings.nice)
     family = load_family(settings.model_path)
-    _limit_threads()
     limits = ImageLimits(settings.max_bytes, settings.max_pixels, settings.max_aspect)
 
     def prepare(data: bytes) -> Tensors:
@@ -44,10 +43,3 @@ def run(settings: VisionWorkerSettings) -> None:
         worker = VisionWorker(link, family, arena, preparation, limits, settings.node)
         log.info("up: name=%s segment=%s load_s=%.1f", settings.name, settings.segment, time.monotonic() - began)
         worker.run()
-
-
-def _limit_threads() -> None:
-    """One picture takes one core, the other cores have other work."""
-    import torch  # here, where the family has loaded it already
-
-    torch.set_num_threads(1)

@@ -76,12 +76,12 @@ class VisionWorker:
         self._in_hand: _InHand | None = None
         self._draining = False
         self._stopped = False
-        self._last_sent = 0.0
+        self._last_heartbeat = 0.0
 
     def run(self) -> None:
         """Says hello and works until the controller or the end of the parent process stops it."""
-        self._send(VisionHello(node=self._node, pid=os.getpid(), segment=self._arena.segment))
-        self._send(Credit(jobs=1))
+        self._link.send(VisionHello(node=self._node, pid=os.getpid(), segment=self._arena.segment))
+        self._link.send(Credit(jobs=1))
         while not self._stopped:
             self._receive()
             self._settle()
@@ -122,7 +122,7 @@ class VisionWorker:
             self._finish(_failed(job, expansion))
             return
         ids = expansion.astype("<i4").tobytes()
-        self._send(Shape(seq_id=job.seq_id, image_index=job.image_index, epoch=job.epoch, expansion=ids))
+        self._link.send(Shape(seq_id=job.seq_id, image_index=job.image_index, epoch=job.epoch, expansion=ids))
         self._queue.append((job, data))
 
     def _expansion(self, data: bytes) -> NDArray[np.int32]:
@@ -187,28 +187,27 @@ class VisionWorker:
         if isinstance(last, ImageFailed):
             log.info("picture refused: seq=%d image=%d cause=%s", last.seq_id, last.image_index, last.cause)
         if last is not None:
-            self._send(last)
+            self._link.send(last)
         if not self._draining:
-            self._send(Credit(jobs=1))
+            self._link.send(Credit(jobs=1))
 
     def _say_goodbye_when_drained(self) -> None:
         in_hand = len(self._queue) + (self._in_hand is not None)
         if self._draining and in_hand == 0 and self._arena.num_slabs == 0 and not self._stopped:
-            self._send(Goodbye())
+            self._link.send(Goodbye())
             self._stopped = True
 
     def _show_life(self) -> None:
-        if time.monotonic() - self._last_sent >= HEARTBEAT_S:
-            self._send(Heartbeat(rss_bytes=self._process.memory_info().rss))
+        """However busy: nothing else tells how much memory is in use."""
+        now = time.monotonic()
+        if now - self._last_heartbeat >= HEARTBEAT_S:
+            self._last_heartbeat = now
+            self._link.send(Heartbeat(rss_bytes=self._process.memory_info().rss))
 
     def _stop_when_orphaned(self) -> None:
         if os.getppid() != self._parent_pid:
             log.error("the process that started this one is gone: exiting")
             self._stopped = True
-
-    def _send(self, message: Message) -> None:
-        self._link.send(message)
-        self._last_sent = time.monotonic()
 
 
 def _same(job: Job, cancel: Cancel) -> bool:

@@ -55,7 +55,7 @@ def count_kv_blocks(config: ModelConfig, settings: WorkerSettings, dtype: torch.
     if num_blocks < 1:
         raise MemoryError(
             f"{bytes_free} bytes for KV hold no block of {block_bytes(config, settings, dtype)} bytes; "
-            "raise kv_cache_bytes or lower block_size"
+            "raise engine.kv_cache_memory or lower engine.block_size"
         )
     return num_blocks
 

@@ -83,9 +83,9 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if path.is_file() and path.suffix == ".gguf":
         from airside.workers.weights.gguf_metadata import read_gguf_config
 
-        return read_gguf_config(path)
-    config = _read_json(path / "config.json")
+        return _checked_heads(read_gguf_config(path), path)
     file = path / "config.json"
+    config = _read_json(file)
     if config.get("quantization_config"):
         raise CheckpointError(f"{file}: quantized checkpoints are not supported; use one in bfloat16 or float32")
     names = config.get("architectures") or ["(none named)"]
@@ -93,9 +93,20 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if parse is None:
         raise unsupported_architecture(names[0], file)
     try:
-        return parse(config, _eos_token_ids(path, config), file)
+        return _checked_heads(parse(config, _eos_token_ids(path, config), file), file)
     except KeyError as error:
         raise CheckpointError(f"{file}: {error.args[0]} is missing") from error
+
+
+def _checked_heads(config: ModelConfig, file: Path) -> ModelConfig:
+    """The config, if attention can be computed with it."""
+    if config.num_heads % config.num_kv_heads != 0:
+        raise CheckpointError(
+            f"{file}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly"
+        )
+    if config.head_dim % 2 != 0:
+        raise CheckpointError(f"{file}: head_dim {config.head_dim} is odd; rotary embedding turns pairs")
+    return config
 
 
 def unsupported_architecture(name: str, file: Path) -> CheckpointError:
@@ -104,8 +115,8 @@ def unsupported_architecture(name: str, file: Path) -> CheckpointError:
 
 
 def tensor_parallel_sizes(config: ModelConfig) -> list[int]:
-    """Every size that splits heads, MLP and vocabulary of this model evenly, ascending; 1 is always there."""
-    parts = (config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size)
+    """Every size that splits heads and MLP of this model evenly, ascending; 1 is always there."""
+    parts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
     return [size for size in range(1, config.num_kv_heads + 1) if all(part % size == 0 for part in parts)]
 
 
@@ -115,8 +126,8 @@ def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
     if size not in sizes:
         raise TensorParallelSizeError(
             f"tensor_parallel_size {size} does not divide {config.architecture} with {config.num_heads} attention "
-            f"heads, {config.num_kv_heads} key-value heads, intermediate size {config.intermediate_size} and "
-            f"vocabulary {config.vocab_size}; sizes that work: {', '.join(map(str, sizes))}"
+            f"heads, {config.num_kv_heads} key-value heads and intermediate size {config.intermediate_size}; "
+            f"sizes that work: {', '.join(map(str, sizes))}"
         )
 
 
@@ -199,7 +210,7 @@ def _rope(text: Mapping[str, Any], max_position_embeddings: int, file: Path) -> 
     rope_type = values.get("rope_type") or values.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise CheckpointError(f"{file}: rope type {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
+    if values.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"{file}: partial_rotary_factor is not supported")
     return RopeConfig(
         rope_type=rope_type,

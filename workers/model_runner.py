@@ -49,7 +49,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> bytes | None:
-        """The sampled tokens as i32 bytes on rank 0, None on the others."""
+        """The sampled tokens as i32 bytes on rank 0 (-1: the row gave none a probability), None on the others."""
         assert self._cache, "a step plan came before the KV setup"
         batch = build_step_batch(plan, self._settings.block_size, len(self._cache[0].k), self._device)
         hidden = self._embed(plan, batch.token_ids)

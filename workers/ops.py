@@ -25,8 +25,7 @@ def _library(device_type: str) -> Any:  # Any: a tvm-ffi module, whose functions
     path = Path(airside.__file__).parent / f"_kernels_{device_type}.so"
     if not path.exists():
         raise RuntimeError(
-            f"Airside was built without its {device_type} kernels ({path.name} is missing); "
-            "install with AIRSIDE_CUDA=ON on a machine with nvcc, or set engine.device to cpu"
+            f"Airside was built without {device_type} kernels ({path.name} is missing); set engine.device to cpu"
         )
     return tvm_ffi.load_module(str(path))
 
@@ -152,7 +151,7 @@ def sample(
     of probabilities passes it. Of equal logits the lower ids are kept. The largest logit always stays.
 
     A logit of -inf or NaN has no probability; one of +inf has all of it. A row of nothing else than -inf and NaN gives
-    id 0.
+    -1, which is no token.
 
     Args:
         logits: [num_rows, vocab] float32; rows may be strided.

@@ -12,7 +12,7 @@ from torch.nn import functional
 from airside.workers.linear import make_linear
 from airside.workers.weights.weight_source import WeightSource
 
-_PEER_TIMEOUT = timedelta(seconds=120)  # for a rank that hangs; one that dies is noticed at once
+_PEER_TIMEOUT = timedelta(seconds=60)  # for a rank that hangs; one that dies is noticed at once
 
 
 class RankGroup:
@@ -130,20 +130,32 @@ class RowParallelLinear:
         return out if self._bias is None else out + self._bias
 
 
+def read_vocab_rows(weights: WeightSource, name: str, vocab_size: int, hidden_size: int, group: RankGroup) -> Tensor:
+    """This rank's rows of a table over the vocabulary: [ceil(vocab_size / size), hidden], with zeros past its end.
+
+    Few vocabularies can be divided evenly; rows that stand for no token let every rank have as many.
+    """
+    part = -(-vocab_size // group.size)
+    first = group.rank * part
+    rows = weights.read(f"{name}.weight", (vocab_size, hidden_size), slice(first, min(first + part, vocab_size)))
+    missing = part - rows.shape[0]
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
 class VocabParallelEmbedding:
     """Token embeddings; each rank holds its rows of the table."""
 
     def __init__(self, weights: WeightSource, name: str, vocab_size: int, hidden_size: int, group: RankGroup) -> None:
         self._group = group
-        self._rows = group.shard(vocab_size)
-        self.weight = weights.read(f"{name}.weight", (vocab_size, hidden_size), self._rows)
+        self.weight = read_vocab_rows(weights, name, vocab_size, hidden_size, group)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden]."""
         if self._group.size == 1:
             return functional.embedding(token_ids, self.weight)
-        own = (token_ids >= self._rows.start) & (token_ids < self._rows.stop)
-        local = torch.where(own, token_ids - self._rows.start, 0)
+        local = token_ids - self._group.rank * self.weight.shape[0]
+        own = (local >= 0) & (local < self.weight.shape[0])
+        local = torch.where(own, local, 0)
         return self._group.sum(functional.embedding(local, self.weight).masked_fill_(~own[:, None], 0))
 
 
@@ -151,14 +163,15 @@ class VocabParallelHead:
     """The projection to logits; each rank computes those of its rows of the vocabulary.
 
     Args:
-        weight: [vocab_size / size, hidden], this rank's rows.
+        weight: this rank's rows, as `read_vocab_rows` returns them.
     """
 
-    def __init__(self, weight: Tensor, group: RankGroup) -> None:
+    def __init__(self, weight: Tensor, vocab_size: int, group: RankGroup) -> None:
+        self._vocab_size = vocab_size
         self._group = group
         self._linear = make_linear(weight)
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
         """[num_rows, hidden] -> [num_rows, vocab_size] float32 on rank 0, None on the others."""
         logits = self._group.gather_columns(self._linear(hidden))
-        return None if logits is None else logits.float()
+        return None if logits is None else logits[:, : self._vocab_size].float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections import OrderedDict
@@ -49,7 +50,7 @@ class PixelArena:
         path = self._folder / name
         known = self._segments.get(name)
         # A segment that has been unlinked stays readable; one made anew under the old name must be mapped again.
-        if known is not None and (not path.exists() or path.stat().st_ino == known.inode):
+        if known is not None and _inode(path) in (known.inode, None):
             self._segments.move_to_end(name)
             return known.memory
         self._segments[name] = segment = _open_segment(path)
@@ -57,6 +58,14 @@ class PixelArena:
         while len(self._segments) > _SEGMENTS_MAX:
             self._segments.popitem(last=False)
         return segment.memory
+
+
+def _inode(path: Path) -> int | None:
+    """None: there is no such file (any more). One call, since its owner may unlink it between two."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _open_segment(path: Path) -> _Segment:
@@ -75,8 +84,8 @@ def _open_segment(path: Path) -> _Segment:
 
 def _read_tensor(memory: mmap.mmap, pixels: PixelsRef, ref: TensorRef) -> Tensor:
     dtype = np.dtype(ref.dtype)
-    count = int(np.prod(ref.shape, dtype=np.int64))
-    if ref.offset < 0 or ref.offset + count * dtype.itemsize > pixels.num_bytes:
+    count = math.prod(ref.shape)  # in whole numbers, which do not wrap around
+    if min(ref.shape, default=0) < 0 or ref.offset < 0 or ref.offset + count * dtype.itemsize > pixels.num_bytes:
         raise PixelsUnreadable(f"tensor {ref.name} of shape {ref.shape} is outside its slab in {pixels.segment}")
     view = np.frombuffer(memory, dtype, count, pixels.slab + ref.offset)
     return torch.from_numpy(view.reshape(ref.shape).copy())

@@ -9,11 +9,10 @@ from airside.workers.step_batch import SamplingBatch
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """[num_rows] int32 token ids; a row's banned ids have no probability.
+    """[num_rows] int32 token ids; a row's banned ids have no probability. -1 where no id has any.
 
     Args:
         logits: [num_rows, vocab] float32; overwritten where ids are banned.
     """
-    for row, token_ids in batch.banned.items():
-        logits[row, token_ids] = float("-inf")
+    logits[batch.banned_rows, batch.banned_ids] = float("-inf")
     return ops.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)

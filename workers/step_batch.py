@@ -30,7 +30,10 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling columns of a plan, one entry per row that samples; dtypes as in `ops.sample`."""
+    """The sampling columns of a plan, one entry per row that samples; dtypes as in `ops.sample`.
+
+    The bans of all rows are one list, so that they cost one operation: a model with pictures has some for every row.
+    """
 
     temperature: Tensor
     top_k: Tensor
@@ -38,7 +41,8 @@ class SamplingBatch:
     min_p: Tensor
     seed: Tensor
     position: Tensor
-    banned: dict[int, list[int]]
+    banned_rows: Tensor  # [num_banned] int64: an entry of the columns above, and
+    banned_ids: Tensor  # [num_banned] int64: a token id that it must not get
 
 
 def build_step_batch(plan: StepPlan, block_size: int, num_blocks: int, device: torch.device) -> StepBatch:
@@ -85,6 +89,8 @@ def build_sampling_batch(plan: StepPlan, device: torch.device) -> SamplingBatch:
     def tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(_column(data, dtype).copy()).to(device)
 
+    banned = [(row, token_id) for row, token_ids in plan.banned.items() for token_id in token_ids]
+    banned_rows, banned_ids = torch.tensor(banned, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
     return SamplingBatch(
         temperature=tensor(plan.temperature, np.float32),
         top_k=tensor(plan.top_k, np.int32),
@@ -92,7 +98,8 @@ def build_sampling_batch(plan: StepPlan, device: torch.device) -> SamplingBatch:
         min_p=tensor(plan.min_p, np.float32),
         seed=tensor(plan.seed, np.int64),
         position=tensor(plan.position, np.int64),
-        banned=plan.banned,
+        banned_rows=banned_rows,
+        banned_ids=banned_ids,
     )
 
 

@@ -13,7 +13,6 @@ from airside.proto.channel import Link
 from airside.proto.messages import (
     Heartbeat,
     KvSetup,
-    Message,
     Shutdown,
     StepPlan,
     StepResult,
@@ -40,7 +39,7 @@ class Worker:
         self._runner = runner
         self._parent_pid = parent_pid
         self._process = psutil.Process()
-        self._last_sent_s = 0.0
+        self._last_heartbeat_s = 0.0
 
     def run(self, load_s: float) -> None:
         """Serves until told to stop, or until the process that started this one is gone."""
@@ -60,14 +59,13 @@ class Worker:
                     pass
                 case other:
                     raise TypeError(f"a worker was sent {type(other).__name__}")
-            if time.monotonic() - self._last_sent_s >= _HEARTBEAT_S:
-                self._send(Heartbeat(rss_bytes=self._process.memory_info().rss))
+            self._show_life()
         log.warning("orphaned parent_pid=%d; nobody is left to serve, exiting", self._parent_pid)
 
     def _say_hello(self, load_s: float) -> None:
         settings = self._settings
         num_blocks = self._runner.count_kv_blocks()
-        self._send(
+        self._link.send(
             WorkerHello(
                 settings.rank, settings.world_size, settings.group, settings.node, os.getpid(), num_blocks, load_s
             )
@@ -80,11 +78,14 @@ class Worker:
         started_s = time.perf_counter()
         sampled = self._runner.execute(plan)
         if sampled is not None:
-            self._send(StepResult(plan.step_id, sampled, time.perf_counter() - started_s))
+            self._link.send(StepResult(plan.step_id, sampled, time.perf_counter() - started_s))
 
-    def _send(self, message: Message) -> None:
-        self._link.send(message)
-        self._last_sent_s = time.monotonic()
+    def _show_life(self) -> None:
+        """Between steps too, and on rank 0 beside its results: nothing else tells how much memory is in use."""
+        now_s = time.monotonic()
+        if now_s - self._last_heartbeat_s >= _HEARTBEAT_S:
+            self._last_heartbeat_s = now_s
+            self._link.send(Heartbeat(rss_bytes=self._process.memory_info().rss))
 
 
 def run_worker(settings: WorkerSettings, parent_pid: int) -> int:

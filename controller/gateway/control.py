@@ -61,7 +61,9 @@ class Control(pb_grpc.ControlServicer):
             raise invalid("replicas", f"is {request.replicas}, but must be at least 0")
         outcome = await self._link.query(lambda q: msg.ScaleVision(q, request.replicas), msg.ScaleVisionOutcome)
         if outcome.refused:
-            raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, outcome.refused, "replicas")
+            status = grpc.StatusCode
+            code = status.INVALID_ARGUMENT if outcome.is_out_of_range else status.FAILED_PRECONDITION
+            raise RequestError(code, outcome.refused, "replicas")
         return pb.ScaleVisionReply(replicas=outcome.replicas)
 
     def _info(self, gauges: msg.Gauges) -> pb.ServerInfo:

@@ -52,8 +52,7 @@ def finish_error(row: FinishedRow) -> RequestError | None:
         case "stop" | "length":
             return None
         case "abort":
-            expired = "deadline" in row.detail
-            return RequestError(_Code.DEADLINE_EXCEEDED if expired else _Code.CANCELLED, detail)
+            return _abort_error(detail)
         case "prompt_length_exceeded":
             return RequestError(_Code.INVALID_ARGUMENT, detail, "prompt")
         case "insufficient_system_resource":
@@ -83,6 +82,14 @@ def lost_row(detail: str, prompt_tokens: int, completion_tokens: int) -> Finishe
 def lost_error(detail: str) -> RequestError:
     """The status when the controller is gone."""
     return unavailable(f"{detail}; send the request again")
+
+
+def _abort_error(detail: str) -> RequestError:
+    if "deadline" in detail:
+        return RequestError(_Code.DEADLINE_EXCEEDED, detail)
+    if "shutting down" in detail:
+        return unavailable(detail)
+    return RequestError(_Code.CANCELLED, detail)
 
 
 def _vision_error(detail: str) -> RequestError:

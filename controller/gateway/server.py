@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -110,9 +109,11 @@ class Gateway:
         log.info("stopping streams=%d", len(self.link.streams))
         await self._health.enter_graceful_shutdown()
         grace_s = self._settings.stop_grace_s
-        refusing = asyncio.create_task(self._server.stop(grace_s))
-        with contextlib.suppress(TimeoutError):
+        refusing = asyncio.create_task(self._server.stop(grace_s + _LAST_WORDS_S))
+        try:
             await asyncio.wait_for(self.link.streams.drained(), grace_s)
+        except TimeoutError:
+            self.link.streams.lose_all(f"the server is shutting down, and its grace of {grace_s:g} s is over")
         await self._server.stop(_LAST_WORDS_S)
         await refusing
 

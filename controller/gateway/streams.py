@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from airside.proto.messages import Accepted, FinishedRow, ImageReady, Message, OutputBatch, Rejected
 
 TOKENS_MAX = 4096
@@ -38,23 +36,30 @@ class Lost:
 News = Accepted | Rejected | ImageReady | Tokens | FinishedRow | Lost
 
 
+_END = (Rejected, FinishedRow, Lost)
+
+
 class Stream:
-    """News of one sequence, in order. One reader."""
+    """News of one sequence, in order, up to its one end: what comes after that is dropped. One reader."""
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
         self.overflowed = False
+        self._has_end = False  # the end is among the news, or was taken
         self._news: list[News] = []
         self._arrived = asyncio.Event()
 
     def put(self, news: News) -> None:
-        """Appends news other than tokens: at most one per image, and three more, in a sequence's life."""
+        """Appends news other than tokens: at most one per image, and two more, in a sequence's life."""
+        if self._has_end:
+            return
+        self._has_end = isinstance(news, _END)
         self._news.append(news)
         self._arrived.set()
 
     def put_tokens(self, ids: list[int]) -> bool:
         """Appends tokens. False, once: the reader is too far behind and the stream takes no more of them."""
-        if self.overflowed:
+        if self.overflowed or self._has_end:
             return True
         waiting = self._waiting_tokens()
         if len(waiting.ids) + len(ids) > TOKENS_MAX:
@@ -134,14 +139,9 @@ class Streams:
             stream.put(news)
 
     def _dispatch_batch(self, batch: OutputBatch) -> None:
-        seq_ids: list[int] = np.frombuffer(batch.seq_ids, "<u8").tolist()
-        ends: list[int] = np.frombuffer(batch.num_tokens, "<i4").cumsum().tolist()
-        token_ids: list[int] = np.frombuffer(batch.token_ids, "<i4").tolist()
-        begin = 0
-        for seq_id, end in zip(seq_ids, ends, strict=True):
+        for seq_id, token_ids in batch.rows():
             stream = self._streams.get(seq_id)
-            if stream is not None and not stream.put_tokens(token_ids[begin:end]):
+            if stream is not None and not stream.put_tokens(token_ids):
                 self._abort(seq_id, f"the client stopped reading: {TOKENS_MAX} tokens wait for it")
-            begin = end
         for row in batch.finished:
             self._put(row.seq_id, row)

@@ -10,6 +10,9 @@
 namespace airside {
 namespace {
 
+// Not recomputed: what made the logits no numbers would most likely do so again, for ever.
+constexpr const char* kNoTokenDetail = "the model failed: its logits gave no token a probability";
+
 const EngineConfig& Validated(const EngineConfig& config) {
   Validate(config);
   return config;
@@ -155,6 +158,10 @@ void Engine::Apply(StepId step_id, std::span<const TokenId> sampled, Seconds now
     if (IsFinal(sequence.status())) continue;
     CountComputed(row);
     sequence.cache.num_computed += row.num_new;
+    if (token < 0) {
+      End(sequence, Status::kFinishedAborted, kNoTokenDetail);
+      continue;
+    }
     if (has_token) TakeToken(sequence, token);
     if (!has_token || !EndIfComplete(sequence)) scheduler_.ParkIfIdle(sequence);
   }

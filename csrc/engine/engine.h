@@ -60,8 +60,9 @@ class Engine {
   // Ends what is past its deadline; then the next step, if none is in flight and anything can move.
   std::optional<StepPlan> Schedule(Seconds now);
 
-  // Closes the step in flight with one token per sampled row. std::invalid_argument, with nothing
-  // changed: another step, or another number of tokens.
+  // Closes the step in flight with one token per sampled row; a negative one is none, and ends its
+  // sequence. std::invalid_argument, with nothing changed: another step, or another number of
+  // tokens.
   void Apply(StepId step_id, std::span<const TokenId> sampled, Seconds now);
 
   // The step in flight, if any, and all KV are lost. Also ends what is past its deadline, so that

@@ -305,7 +305,8 @@ void BindEngine(nb::module_& m) {
             self.Apply(StepId{step_id}, FromBytes<TokenId>(sampled), now);
           },
           nb::arg("step_id"), nb::arg("sampled"), nb::arg("now"),
-          "Closes the step in flight with one token (i32) per sampled row.\n\n"
+          "Closes the step in flight with one token (i32) per sampled row; a negative one is none, "
+          "and ends its sequence.\n\n"
           "Raises ValueError, with nothing changed, when another step or another number of tokens "
           "was expected.")
       .def("fail_step", &Engine::FailStep, nb::arg("now"),

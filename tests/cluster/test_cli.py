@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from airside.cluster.cli import app
-from airside.cluster.config_file import ConfigError
-from airside.cluster.generate_view import show_events
+from airside.cluster.cli.generate_view import show_events
+from airside.cluster.config.file import ConfigError
 from airside.proto import airside_pb2 as pb
 
 LOCAL_YAML = Path(__file__).resolve().parents[2] / "cluster" / "local.yaml"

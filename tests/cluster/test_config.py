@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airside.cluster.byte_size import format_bytes, parse_bytes
-from airside.cluster.config import Config
-from airside.cluster.config_file import ConfigError, load_config
+from airside.cluster.config.byte_size import format_bytes, parse_bytes
+from airside.cluster.config.file import ConfigError, load_config
+from airside.cluster.config.schema import Config
 
 MIB = 2**20
 

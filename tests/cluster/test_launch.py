@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airside.cluster.config import Config
-from airside.cluster.plan.launch import LaunchError, LaunchPlan, Machine, Run
+from airside.cluster.config.schema import Config
+from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Run
 from airside.workers.model_config import ModelConfig, RopeConfig
 
 RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
@@ -81,6 +81,7 @@ def test_vision_workers_have_segments_of_their_own_run() -> None:
     assert made.vision_worker(7).segment == "airside-0a1b2c3d-vision-7"
     assert made.vision_worker(7).segment.startswith(made.run.segment_prefix)
     assert made.controller().vision_target == made.vision_replicas == 1
+    assert made.controller().vision_replicas_max == 4
 
 
 def test_a_text_model_has_no_vision_workers() -> None:

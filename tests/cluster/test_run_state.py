@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airside.cluster.down import choose_servers, down
-from airside.cluster.leftovers import clean_dead_runs, processes_of
-from airside.cluster.run_state import BASE_LENGTH_MAX, RunStates, ServerState, ServerUnclear, choose_base
+from airside.cluster.runs.down import choose_servers, down
+from airside.cluster.runs.leftovers import clean_dead_runs, processes_of
+from airside.cluster.runs.run_state import BASE_LENGTH_MAX, RunStates, ServerState, ServerUnclear, choose_base
 
 
 def state(states: RunStates, port: int, pid: int | None = None, started_at: float | None = None) -> ServerState:
@@ -119,6 +119,25 @@ def test_down_ends_the_server_in_order(tmp_path: Path) -> None:
     assert states.all() == []
     assert not Path(server.run_dir).exists()
     assert lines[-1] == "port 1001: stopped"
+
+
+def test_down_does_not_wait_for_a_zombie(tmp_path: Path) -> None:
+    server_code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print(0, flush=True); signal.pause()"
+    parent_code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); sys.stdin.read()"  # it never asks how the child ended
+    )
+    command = [sys.executable, "-c", parent_code, server_code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        states = RunStates(tmp_path / "base")
+        server = state(states, 1001, int(parent.stdout.readline()))
+        lines: list[str] = []
+        down(states, [server], lines.append)
+        assert psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE
+    assert lines[-1] == "port 1001: stopped"
+    assert "it takes too long; killing it" not in lines
 
 
 def test_down_cleans_up_after_a_killed_server(tmp_path: Path) -> None:

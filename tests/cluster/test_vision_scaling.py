@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airside.cluster.vision_scaling import PROVEN_S, RESTART_DELAY_MAX_S, Drain, Start, VisionScaling
+from airside.cluster.supervisor.vision_scaling import PROVEN_S, RESTART_DELAY_MAX_S, Drain, Start, VisionScaling
 
 
 def test_the_pool_is_filled_once() -> None:

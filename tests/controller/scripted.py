@@ -39,6 +39,7 @@ def controller_settings(endpoint: str, **changes: object) -> ControllerSettings:
         "max_queued_requests": 16,
         "max_queued_tokens": 10_000,
         "vision_target": 0,
+        "vision_replicas_max": 4,
         "image_token_id": IMAGE_TOKEN,
     }
     return ControllerSettings(**(values | changes))  # type: ignore[arg-type]

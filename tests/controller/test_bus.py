@@ -33,6 +33,16 @@ def test_what_is_not_understood_is_counted(bus: Bus) -> None:
         socket.close(linger=0)
 
 
+def test_an_abort_of_an_id_that_no_sequence_can_have_changes_nothing(bus: Bus) -> None:
+    bus.start()
+    gateway, _ = bus.gateway(), bus.rank()
+    gateway.wait_ready()
+    for seq_id in (-5, 2**63):
+        gateway.send(msg.AbortSequence(seq_id, "no such sequence"))
+    gateway.add(1)
+    gateway.accepted(1)
+
+
 def test_a_gateway_that_stops_reading_blocks_nobody(bus: Bus) -> None:
     bus.start()
     gateway, rank = bus.gateway(), bus.rank()

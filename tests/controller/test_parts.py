@@ -58,6 +58,17 @@ def test_deadlines_come_in_order_and_only_for_live_sequences() -> None:
     assert requests.pop_expired(25.0) == []
 
 
+def test_far_deadlines_of_ended_sequences_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_requests, "DEADLINES_IDLE_MAX", 10)
+    requests = LiveRequests()
+    requests.add(LiveRequest(0, "lives", client=0), 1e9)
+    for seq_id in range(1, 100):
+        requests.add(LiveRequest(seq_id, f"r{seq_id}", client=0), 1e8)
+        requests.end(seq_id)
+    assert len(requests._deadlines) <= 15
+    assert requests.pop_expired(2e9) == [0]
+
+
 def test_ended_request_ids_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_requests, "ENDED_IDS_MAX", 2)
     requests = LiveRequests()

@@ -233,6 +233,10 @@ def test_scaling_is_passed_to_the_supervisor(bus: Bus) -> None:
     gateway.send(msg.ScaleVision(9, 3))
     assert gateway.expect(msg.ScaleVisionOutcome) == msg.ScaleVisionOutcome(9, 3, "")
     assert supervisor.expect(msg.VisionTarget).replicas == 3
+    gateway.send(msg.ScaleVision(10, 5))
+    too_many = gateway.expect(msg.ScaleVisionOutcome)
+    assert (too_many.replicas, too_many.is_out_of_range) == (3, True)
+    assert "must be in [0, 4] (vision.max_replicas)" in too_many.refused
     supervisor.send(msg.VisionPool(3, "no CPU is free for vision-2"))
     supervisor.heard(msg.VisionTarget)
     gateway.send(msg.PeersQuery(1))
@@ -247,6 +251,7 @@ def test_a_text_model_takes_no_images_and_scales_nothing(bus: Bus) -> None:
     gateway.add(1, PROMPT, b"picture")
     assert gateway.expect(msg.Rejected).code == "invalid"
     gateway.send(msg.ScaleVision(1, 2))
-    assert "no images" in gateway.expect(msg.ScaleVisionOutcome).refused
+    refused = gateway.expect(msg.ScaleVisionOutcome)
+    assert ("no images" in refused.refused, refused.is_out_of_range) == (True, False)
     gateway.add(2, PROMPT, image_positions=[], max_tokens=1)
     assert read_i32(rank.step().token_ids) == list(PROMPT)

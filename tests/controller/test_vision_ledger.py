@@ -145,7 +145,7 @@ def test_a_failed_image_says_which_and_why() -> None:
     ledger = ledger_with(("v0", 3))
     ledger.add(1, images(3), NOW)
     effects = ledger.image_failed("v0", ImageFailed(1, 2, 1, "truncated", "the file ends early"), NOW)
-    assert effects == [VisionFailed(1, "image 2: the file ends early")]
+    assert effects == [VisionFailed(1, "image 2: truncated: the file ends early")]
     assert {(s.message.image_index) for s in of(Send, ledger.end(1)) if isinstance(s.message, Cancel)} == {0, 1}
 
 

@@ -26,6 +26,7 @@ from airside.proto.airside_pb2_grpc import (
 
 LABELS = {hashlib.sha256(picture.data).digest(): picture.label for picture in digit_pictures()}
 STORY_TOKENS_MAX = 20_000
+POLLS_UNTIL_UP = 5  # ListWorkers calls before new vision workers are ready
 
 
 class FakeServer(InferenceServicer, ControlServicer):
@@ -35,13 +36,20 @@ class FakeServer(InferenceServicer, ControlServicer):
         self.mode = mode
         self.aborted = asyncio.Event()
         self.jobs_done: dict[str, int] = {"vision-0": 0}
+        self.polls_left = 0
 
     async def GetServerInfo(self, _request: pb.GetServerInfoRequest, _context: object) -> pb.ServerInfo:
         return pb.ServerInfo(state="ready", model="fake", gauges=pb.Gauges(vision_workers=len(self.jobs_done)))
 
     async def ListWorkers(self, _request: pb.ListWorkersRequest, _context: object) -> pb.ListWorkersReply:
+        self.polls_left = max(0, self.polls_left - 1)
         rows = [
-            pb.Worker(role="vision_worker", name=name, state="ready", jobs_done=done)
+            pb.Worker(
+                role="vision_worker",
+                name=name,
+                state="starting" if self.polls_left and name != "vision-0" else "ready",
+                jobs_done=done,
+            )
             for name, done in self.jobs_done.items()
         ]
         return pb.ListWorkersReply(workers=[pb.Worker(role="controller", name="controller", state="ready"), *rows])
@@ -49,6 +57,7 @@ class FakeServer(InferenceServicer, ControlServicer):
     async def ScaleVision(self, request: pb.ScaleVisionRequest, _context: object) -> pb.ScaleVisionReply:
         names = [f"vision-{i}" for i in range(request.replicas)]
         self.jobs_done = {name: self.jobs_done.get(name, 0) for name in names}
+        self.polls_left = POLLS_UNTIL_UP
         print(f"scaled to {request.replicas}", flush=True)
         return pb.ScaleVisionReply(replicas=request.replicas)
 
@@ -68,7 +77,7 @@ class FakeServer(InferenceServicer, ControlServicer):
         yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r"))
         parts = request.messages[0].parts
         images = [part.image.data for part in parts if part.WhichOneof("part") == "image"]
-        endless = request.stop.ignore_eos and not request.stop.HasField("max_tokens")
+        endless = not request.stop.HasField("max_tokens")
         words = ["once "] * STORY_TOKENS_MAX if endless else self._reply(images).split(" ")
         reason = "stop"
         for word in words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import subprocess
 import sys
@@ -11,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from airside.cluster import demo
-from airside.cluster.demo_exchange import Exchange
-from airside.cluster.demo_screen import Screen
-from airside.cluster.demo_server import DemoServer
+from airside.cluster.demo import demo
+from airside.cluster.demo import screen as demo_screen
+from airside.cluster.demo.exchange import Exchange
+from airside.cluster.demo.screen import Screen
+from airside.cluster.demo.server import DemoServer
 from airside.proto import airside_pb2 as pb
+from tests.real_processes import free_port
 
 FAKE_SERVER = Path(__file__).parent / "fake_server.py"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = tmp_path / "config.yaml"
     path.write_text(f"model:\n  source: demo\nserver:\n  grpc:\n    host: 127.0.0.1\n    port: {port}\n")
     return path
@@ -58,6 +59,9 @@ def test_whole_demo(config: Path, serve: Callable[[str], None], capsys: pytest.C
     assert "text 1" in out
     assert "It is Paris." in out
     assert "vision-2: " in out
+    starting = out[out.index("asked for 3 vision workers") : out.index("3 vision workers after")]
+    assert "story 1 > once" in starting, "tokens are shown as they come"
+    assert re.search(r"story 1 +abort +", out), "the story is in the table"
     assert not is_listening(config)
 
 
@@ -107,10 +111,10 @@ def test_bad_config_and_missing_model_are_named(
 
 def test_kept_server_prints_lines_to_copy_and_goes_on_interrupt(config: Path) -> None:
     script = (
-        "import sys, functools; from pathlib import Path; from airside.cluster import demo, demo_server\n"
+        "import sys, functools; from pathlib import Path; from airside.cluster.demo import demo, server\n"
         f"command = (sys.executable, {str(FAKE_SERVER)!r}, 'good')\n"
         "demo.resolve = lambda *_: None\n"
-        "demo.DemoServer = functools.partial(demo_server.DemoServer, command=command)\n"
+        "demo.DemoServer = functools.partial(server.DemoServer, command=command)\n"
         f"sys.exit(demo.run(Path({str(config)!r}), keep=True))"
     )
     with subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True) as process:
@@ -118,8 +122,9 @@ def test_kept_server_prints_lines_to_copy_and_goes_on_interrupt(config: Path) ->
         seen: list[str] = []
         for line in process.stdout:
             seen.append(line)
-            if "airside generate" in line:
+            if " generate --address " in line:
                 break
+        assert Path(line.split()[0]).name == "airside"
         assert any("grpcurl -plaintext" in line for line in seen)
         process.terminate()
         rest, _ = process.communicate(timeout=60)
@@ -136,6 +141,14 @@ def test_speed_is_taken_after_the_first_token() -> None:
     assert Exchange("x", "?").tokens_per_s is None
 
 
+def test_terminal_shows_the_end_of_a_growing_reply_and_the_beginning_of_a_finished_one() -> None:
+    exchange = Exchange("x", "?", text="one two three four")
+    assert demo_screen.window(exchange, 10) == "…hree four"
+    exchange.finished = pb.Finished(reason="stop")
+    assert demo_screen.window(exchange, 10) == "one two t…"
+    assert demo_screen.window(exchange, 18) == "one two three four"
+
+
 def test_aborted_request_is_not_ok() -> None:
     assert not Exchange("x", "?", finished=pb.Finished(reason="abort")).ok
     assert Exchange("x", "?", finished=pb.Finished(reason="length")).ok
@@ -145,8 +158,12 @@ def test_actors_routine_is_left_out_and_their_warnings_are_not(capsys: pytest.Ca
     screen = Screen()
     screen.server_news("(ControllerActor pid=7) 2026-01-01 INFO airside.controller controller_up")
     screen.server_news("(WorkerActor pid=8) 2026-01-01 WARNING worker-0 short of memory")
+    screen.server_news("(raylet) A worker died or was killed. Worker exit detail: The process receives a SIGTERM.")
+    screen.server_news("(raylet) A worker died or was killed. Worker exit detail: The memory ran out.")
     screen.server_news("loading weights on 1 rank")
     out = capsys.readouterr().out
     assert "controller_up" not in out
+    assert "SIGTERM" not in out
     assert "short of memory" in out
+    assert "memory ran out" in out
     assert "loading weights" in out

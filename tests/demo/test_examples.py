@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.real_processes import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "config.yaml"
     config.write_text(f"server: {{grpc: {{host: 127.0.0.1, port: {port}}}}}\n")
     command = [sys.executable, str(Path(__file__).parent / "fake_server.py"), "good", str(config)]

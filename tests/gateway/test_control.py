@@ -78,6 +78,12 @@ def test_scale_vision_refused(client: Client, controller: ScriptedController) ->
     controller.send(msg.ScaleVisionOutcome(query.query_id, 1, "no supervisor is running"))
     failed = failure(call)
     assert (failed.code, failed.message) == (grpc.StatusCode.FAILED_PRECONDITION, "no supervisor is running")
+    too_many = client.start("Control", "ScaleVision", replicas=5)
+    query = controller.expect(msg.ScaleVision)
+    controller.send(msg.ScaleVisionOutcome(query.query_id, 1, "at most 4 (vision.max_replicas)", is_out_of_range=True))
+    failed = failure(too_many)
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["replicas"])
+    assert failed.message == "at most 4 (vision.max_replicas)"
     negative = failure(client.start("Control", "ScaleVision", replicas=-1))
     assert (negative.code, negative.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["replicas"])
 

@@ -17,10 +17,11 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from airside.controller.gateway.errors import RETRY_AFTER_S
 from airside.controller.gateway.server import EXIT_ADDRESS_BUSY, EXIT_MODEL_FILES
 from airside.proto.messages import AbortSequence, GatewayHello
 from airside.proto.settings import GatewaySettings
-from tests.gateway.client import Client, failure
+from tests.gateway.client import Client, events_and_failure, failure
 from tests.gateway.scripted_controller import ScriptedController, batch, finish
 from tests.gateway.tiny_checkpoint import byte_level_tokenizer
 
@@ -119,7 +120,7 @@ def test_settings_that_are_none() -> None:
     assert "--settings" in ended.stderr
 
 
-def test_calls_that_outlast_the_grace_are_aborted(
+def test_calls_that_outlast_the_grace_end_with_the_reason(
     settings: GatewaySettings, controller: ScriptedController, pool: DescriptorPool
 ) -> None:
     settings = dataclasses.replace(settings, stop_grace_s=0.2)
@@ -130,5 +131,8 @@ def test_calls_that_outlast_the_grace_are_aborted(
         request = controller.accept()
         process.send_signal(signal.SIGTERM)
         assert controller.expect(AbortSequence).seq_id == request.seq_id
-        assert failure(call).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        events, error = events_and_failure(call)
+        assert (error.code, error.retry_after_s) == (grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_S)
+        assert [event.WhichOneof("event") for event in events] == ["accepted", "finished"]
+        assert "shutting down" in events[-1].finished.detail
         assert process.wait(20) == 0

@@ -196,8 +196,10 @@ def test_nan_has_no_probability() -> None:
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_without_any_probability_gives_id_0(value: float, temperature: float) -> None:
-    assert sample(torch.full((2, 33), value), temperature, top_k=4, top_p=0.5) == [0, 0]
+def test_a_row_without_any_probability_gives_no_token(value: float, temperature: float) -> None:
+    logits = torch.full((3, 33), value)
+    logits[1, 7] = 0.5
+    assert sample(logits, temperature, top_k=4, top_p=0.5) == [-1, 7, -1]
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 1e-38}])

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from airside.cluster.config import Config
+from airside.cluster.config.schema import Config
+from airside.cluster.launch_plan import LaunchPlan, Machine, Run
 from airside.cluster.local_processes import LocalProcesses
-from airside.cluster.plan.launch import LaunchPlan, Machine, Run
 from airside.proto import airside_pb2 as pb
 from airside.proto.airside_pb2_grpc import ControlStub, InferenceStub
 from airside.workers.model_config import load_model_config
+from tests.real_processes import free_port, wait_until
 
 START_TIMEOUT_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Polls a condition that no message announces; fails by name when it does not come true."""
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, f"still not after {timeout_s:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 class LocalServer:

@@ -54,8 +54,8 @@ QUESTIONS = [
 EQUAL_TOKENS = 16
 NUM_DECIDED_MIN = 10
 UNDECIDED_MARGIN = 0.13
-"""One step of a bfloat16 logit between 16 and 32, and a little. A choice that is decided by no more than that is decided
-by the order of rounding: transformers disagrees with itself there, between its two attention implementations."""
+"""One step of a bfloat16 logit between 16 and 32, and a little. A choice that is decided by no more than that is up to
+the order of rounding: transformers disagrees with itself there, between its two attention implementations."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from PIL import Image
 
 from airside.proto import airside_pb2 as pb
 from tests.checkpoints import IMAGE_TOKEN_ID, VOCAB_SIZE, make_idefics3, make_llama
-from tests.system.local_server import LocalServer, read_failing, wait_until
+from tests.real_processes import wait_until
+from tests.system.local_server import LocalServer, read_failing
 
 pytestmark = pytest.mark.slow
 

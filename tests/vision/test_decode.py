@@ -8,6 +8,7 @@ import resource
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 from airside.vision_workers.decode import decode
 from airside.vision_workers.header import FORMATS, ImageHeader, ImageLimits, probe
 from airside.vision_workers.image_error import Cause, ImageError, attempt
+from airside.vision_workers.picture_file import READS_MAX
 
 IMAGES = Path(__file__).parent / "images"
 MANIFEST: list[dict[str, Any]] = json.loads((IMAGES / "manifest.json").read_text())
@@ -150,6 +152,52 @@ def test_orientation_may_follow_the_pixels_of_a_png() -> None:
     data = png(4, 2, 8, 0, bytes(4), after=late)
     assert (probe(data, LIMITS).width, probe(data, LIMITS).height) == (2, 4)
     assert decode(data, LIMITS, WHITE).size == (2, 4)
+
+
+def test_what_follows_the_end_of_a_png_is_not_walked() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    behind = chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    data = png(4, 2, 8, 0, bytes(4)) + behind
+    assert (probe(data, LIMITS).width, probe(data, LIMITS).height) == (4, 2)
+
+
+def pieces() -> dict[str, bytes]:
+    """Small pictures that a reader must walk in very many steps."""
+    jpeg, gif = saved(noise(4, 4), "JPEG"), saved(Image.new("L", (4, 4)), "GIF")
+    frame = gif.index(b",", 13)  # the image descriptor, after the header and the colour table of 4 greys at most
+    many = READS_MAX
+    return {
+        "empty PNG chunks": png(4, 4, 8, 0, bytes(4), before=chunk(b"aaAa", b"") * many),
+        "PNG chunks behind the pixels": png(4, 4, 8, 0, bytes(4), after=chunk(b"aaAa", b"") * many),
+        "JPEG comments": jpeg[:2] + b"\xff\xfe\0\3a" * many + jpeg[2:],
+        "JPEG fill bytes": jpeg[:2] + b"\xff" * many + jpeg[2:],
+        "a GIF comment": gif[:frame] + b"\x21\xfe" + b"\1a" * many + b"\0" + gif[frame:],
+    }
+
+
+@pytest.mark.parametrize("name", pieces())
+def test_a_file_cut_into_pieces_is_refused_after_a_bounded_number_of_reads(name: str) -> None:
+    with pytest.raises(ImageError, match="cut into more than") as caught:
+        decode(pieces()[name], LIMITS, WHITE)
+    assert caught.value.cause is Cause.DAMAGED
+
+
+def test_a_large_png_in_small_chunks_is_no_such_file() -> None:
+    whole = saved(noise(1200, 900), "PNG")
+    head, rest = whole[:33], whole[33:]
+    pixels = b"".join(body for name, body in png_chunks(rest) if name == b"IDAT")
+    small = b"".join(chunk(b"IDAT", pixels[at : at + 1024]) for at in range(0, len(pixels), 1024))
+    decoded = decode(head + small + chunk(b"IEND", b""), LIMITS, WHITE)
+    assert np.array_equal(np.asarray(decoded), np.asarray(noise(1200, 900)))
+
+
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack_from(">I", data, at)
+        yield data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        at += 12 + size
 
 
 def test_background_shows_through() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -118,3 +119,16 @@ def test_refuses_a_text_model(endpoint: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "text-only" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_vision_worker_loads_no_torch() -> None:
+    code = (
+        "import json, sys\n"
+        "from airside.vision_workers.__main__ import _do_without_torch\n"
+        "_do_without_torch()\n"
+        "from airside.vision_workers.families import idefics3\n"
+        "print(json.dumps([name for name, module in sys.modules.items() if module and name.startswith('torch')]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout) == []
+    assert result.stderr == ""

@@ -193,6 +193,21 @@ def test_the_loop_talks_while_a_picture_is_prepared(
 
 
 @pytest.mark.usefixtures("running")
+def test_a_busy_worker_tells_its_memory_too(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.05)
+    heartbeats = 0
+    for seq_id in range(1000):
+        script.send(job(seq_id), png(10, 10))
+        while not isinstance(message := script.next(heartbeats=True), Credit):
+            heartbeats += isinstance(message, Heartbeat)
+            if isinstance(message, Pixels):
+                script.send(Release(slab=message.pixels.slab))
+        if heartbeats >= 3:
+            return
+    raise AssertionError(f"1000 pictures, and {heartbeats} heartbeats")
+
+
+@pytest.mark.usefixtures("running")
 def test_cancel_ends_queued_and_current_jobs(script: Any, family: GatedFamily) -> None:
     family.gate.clear()
     for seq_id in (1, 2, 3):

@@ -42,5 +42,11 @@ def untied_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def odd_vocabulary_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tied, with a vocabulary that two ranks cannot share evenly."""
+    return make_llama(tmp_path_factory.mktemp("odd"), vocab_size=511)
+
+
+@pytest.fixture(scope="session")
 def idefics3_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_idefics3(tmp_path_factory.mktemp("idefics3"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from airside.proto.channel import Hub
 from airside.proto.messages import Heartbeat, KvSetup, Message, Shutdown, StepPlan, StepResult, WorkerHello
-from tests.workers.step_plans import Track, apply_step, plan_step, worker_settings
+from tests.workers.step_plans import Track, run_tracks, worker_settings
 
 PATIENCE_S = 60.0
 
@@ -58,12 +58,7 @@ class Ranks:
 
     def generate(self, tracks: list[Track], chunk: int, num_tokens: int) -> list[list[int]]:
         """Runs all tracks together until each has made `num_tokens`."""
-        step_id = 0
-        while live := [track for track in tracks if len(track.made) < num_tokens]:
-            num_new = [min(chunk, len(track.tokens) - track.computed) for track in live]
-            apply_step(live, num_new, self.step(plan_step(step_id, live, num_new)))
-            step_id += 1
-        return [track.made for track in tracks]
+        return run_tracks(self.step, tracks, chunk, num_tokens)
 
     def shut_down(self) -> list[int]:
         """Exit statuses after a Shutdown."""

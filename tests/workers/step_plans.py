@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,6 +73,20 @@ def apply_step(tracks: list[Track], num_new: list[int], sampled: bytes) -> None:
         if track.computed == len(track.tokens):
             track.take(next(tokens))
     assert next(tokens, None) is None, "more tokens than rows that sample"
+
+
+def run_tracks(
+    execute: Callable[[StepPlan], bytes | None], tracks: list[Track], chunk: int, num_tokens: int
+) -> list[list[int]]:
+    """Runs all tracks together, at most `chunk` tokens of each per step, until each has made `num_tokens`."""
+    step_id = 0
+    while live := [track for track in tracks if len(track.made) < num_tokens]:
+        num_new = [min(chunk, len(track.tokens) - track.computed) for track in live]
+        sampled = execute(plan_step(step_id, live, num_new))
+        assert sampled is not None
+        apply_step(live, num_new, sampled)
+        step_id += 1
+    return [track.made for track in tracks]
 
 
 def _image_rows(track: Track, end: int) -> list[ImageRow]:

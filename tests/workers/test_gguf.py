@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from airside.workers.layers import inverse_frequencies
 from airside.workers.load import load_runner
-from airside.workers.model_config import CheckpointError, load_model_config
+from airside.workers.model_config import CheckpointError, RopeConfig, load_model_config
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from airside.workers.weights.gguf_file import GgufFile, gguf_name
@@ -91,6 +93,59 @@ def test_the_config_is_that_of_the_original(gguf_path: Path, llama_path: Path) -
         assert getattr(gguf, field) == getattr(original, field)
     assert gguf.rope.theta == original.rope.theta
     assert gguf.rms_norm_eps == pytest.approx(original.rms_norm_eps)
+
+
+def header(path: Path, *fields: Callable[[GGUFWriter], None]) -> Path:
+    """A file that says what a model is like, without its weights."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(16)
+    for add in fields:
+        add(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_rotary_embedding_is_read_as_llama_cpp_reads_it(tmp_path: Path) -> None:
+    def frequencies(name: str, *fields: Callable[[GGUFWriter], None]) -> torch.Tensor:
+        config = load_model_config(header(tmp_path / name, *fields))
+        return inverse_frequencies(config.rope, config.head_dim)
+
+    plain = frequencies("plain.gguf")
+    assert torch.equal(plain, inverse_frequencies(RopeConfig(), 16))
+    untyped = frequencies("untyped.gguf", lambda writer: writer.add_rope_scaling_factor(4.0))
+    assert torch.equal(untyped, plain / 4)
+    none = RopeScalingType.NONE
+    off = frequencies(
+        "off.gguf",
+        lambda writer: writer.add_rope_scaling_type(none),
+        lambda writer: writer.add_rope_scaling_factor(4.0),
+    )
+    assert torch.equal(off, plain)
+    divisors = np.arange(1, 9, dtype=np.float32)
+    listed = frequencies("listed.gguf", lambda writer: writer.add_tensor("rope_freqs.weight", divisors))
+    assert torch.equal(listed, plain / torch.from_numpy(divisors))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (lambda writer: writer.add_rope_scaling_type(RopeScalingType.YARN), "rope scaling yarn is not supported"),
+        (lambda writer: writer.add_rope_dimension_count(8), "a part of each head is not supported"),
+        (lambda writer: writer.add_key_length(15), "head_dim 15 is odd"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(tmp_path: Path, field: Callable[[GGUFWriter], None], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_model_config(header(tmp_path / "odd.gguf", field))
 
 
 def test_a_gguf_file_is_served(gguf_path: Path) -> None:

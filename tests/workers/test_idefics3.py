@@ -17,7 +17,7 @@ from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from airside.workers.weights.safetensors_files import SafetensorsFiles
 from tests.workers.pictures import Prompt, make_prompt, picture
-from tests.workers.step_plans import Track, apply_step, plan_step, scattered_blocks, worker_settings
+from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
 
 NUM_TOKENS = 8
 
@@ -46,20 +46,16 @@ def expected_tokens(path: Path, prompt: Prompt) -> list[int]:
     return out[0, len(prompt.tokens) :].tolist()
 
 
-def generate(runner: ModelRunner, prompts: list[Prompt], chunk: int) -> list[list[int]]:
-    blocks = scattered_blocks(len(prompts), 64)
-    tracks = [
+def tracks_for(prompts: list[Prompt], seed: int = 0) -> list[Track]:
+    blocks = scattered_blocks(len(prompts), 64, seed)
+    return [
         Track(seq_id, list(p.tokens), table, p.pixels, p.image_places)
         for seq_id, (p, table) in enumerate(zip(prompts, blocks, strict=True))
     ]
-    step_id = 0
-    while live := [track for track in tracks if len(track.made) < NUM_TOKENS]:
-        num_new = [min(chunk, len(track.tokens) - track.computed) for track in live]
-        sampled = runner.execute(plan_step(step_id, live, num_new))
-        assert sampled is not None
-        apply_step(live, num_new, sampled)
-        step_id += 1
-    return [track.made for track in tracks]
+
+
+def generate(runner: ModelRunner, prompts: list[Prompt], chunk: int) -> list[list[int]]:
+    return run_tracks(runner.execute, tracks_for(prompts), chunk, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("chunk", [5, 16, 512])
@@ -67,6 +63,22 @@ def test_pictures_and_text_make_the_tokens_of_transformers(idefics3_path: Path, 
     prompts = prompts_for(idefics3_path, tmp_path)
     made = generate(runner_for(idefics3_path, tmp_path), prompts, chunk)
     assert made == [expected_tokens(idefics3_path, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_recompute_finds_the_pictures_in_their_places(
+    idefics3_path: Path, tmp_path: Path, same_process: bool
+) -> None:
+    """Preempted, or moved to a new worker: everything is computed again, in other blocks and other chunks."""
+    prompts = prompts_for(idefics3_path, tmp_path)
+    runner = runner_for(idefics3_path, tmp_path)
+    whole = generate(runner, prompts, 512)
+    tracks = tracks_for(prompts)
+    run_tracks(runner.execute, tracks, 16, NUM_TOKENS // 2)
+    for track, other in zip(tracks, tracks_for(prompts, seed=1), strict=True):
+        track.blocks, track.computed = other.blocks, 0
+    later = runner if same_process else runner_for(idefics3_path, tmp_path)
+    assert run_tracks(later.execute, tracks, 7, NUM_TOKENS) == whole
 
 
 def test_another_picture_gives_another_text(idefics3_path: Path, tmp_path: Path) -> None:

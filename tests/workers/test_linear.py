@@ -10,7 +10,7 @@ from airside.workers.linear import make_linear
 NUM_ROWS = 1024
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("out_features", "in_features"), [(192, 128), (960, 576), (576, 1536)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 16, 33, 256])
 def test_neighbours_change_no_bit(dtype: torch.dtype, out_features: int, in_features: int, rows: int) -> None:

@@ -12,7 +12,7 @@ from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from tests.workers.step_plans import Track, apply_step, plan_step, scattered_blocks, worker_settings
+from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9], [11, 12] * 20]
 NUM_TOKENS = 12
@@ -39,14 +39,7 @@ def tracks_for(prompts: list[list[int]]) -> list[Track]:
 
 def generate(runner: ModelRunner, tracks: list[Track], chunk: int) -> list[list[int]]:
     """Runs all tracks together; each computes at most `chunk` tokens per step until it has NUM_TOKENS new ones."""
-    step_id = 0
-    while live := [track for track in tracks if len(track.made) < NUM_TOKENS]:
-        num_new = [min(chunk, len(track.tokens) - track.computed) for track in live]
-        sampled = runner.execute(plan_step(step_id, live, num_new))
-        assert sampled is not None
-        apply_step(live, num_new, sampled)
-        step_id += 1
-    return [track.made for track in tracks]
+    return run_tracks(runner.execute, tracks, chunk, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("checkpoint", ["llama_path", "untied_llama_path"])

@@ -90,6 +90,10 @@ def test_rotary_frequencies_are_those_of_transformers(tmp_path: Path, style: str
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported: LlamaForCausalLM, Ide"),
         ({"architectures": None}, r"\(none named\) is not supported"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type yarn is not supported; supported: default, linear"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        ({"head_dim": 63}, "head_dim 63 is odd"),
+        ({"num_key_value_heads": 4}, "9 attention heads cannot share 4 key-value heads"),
         ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
     ],
@@ -110,7 +114,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_tensor_parallel_sizes(tmp_path: Path) -> None:
-    config = load_model_config(write(tmp_path, LLAMA))
+    config = load_model_config(write(tmp_path, {**LLAMA, "vocab_size": 49155}))  # which 2 does not divide, and 3 does
     assert tensor_parallel_sizes(config) == [1, 3]
     check_tensor_parallel_size(config, 3)
     with pytest.raises(TensorParallelSizeError, match=r"size 2 does not divide .* sizes that work: 1, 3"):

@@ -49,6 +49,8 @@ def test_an_unlinked_segment_stays_readable_and_a_new_one_is_mapped(tmp_path: Pa
         ({"segment": "nobody"}, "nobody cannot be opened"),
         ({"slab": 1 << 40}, "outside segment"),
         ({"tensors": [TensorRef("mask", "int64", [1000, 1000], 0)]}, "mask of shape .* outside its slab"),
+        ({"tensors": [TensorRef("mask", "int64", [1 << 32, 1 << 32], 0)]}, "mask of shape .* outside its slab"),
+        ({"tensors": [TensorRef("mask", "int64", [-1], 0)]}, "mask of shape .* outside its slab"),
         ({"tensors": [TensorRef("mask", "int64", [1], -8)]}, "mask of shape .* outside its slab"),
     ],
 )

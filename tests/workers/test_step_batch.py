@@ -38,7 +38,8 @@ def test_sampling_columns() -> None:
     batch = build_sampling_batch(plan_step(1, tracks(), [4, 1, 2]), CPU)
     assert batch.temperature.shape == (2,)
     assert batch.seed.dtype is torch.int64
-    assert batch.banned == {1: [1, 2]}
+    assert batch.banned_rows.tolist() == [1, 1]
+    assert batch.banned_ids.tolist() == [1, 2]
 
 
 def test_the_largest_seed_keeps_its_bits() -> None:

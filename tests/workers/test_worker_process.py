@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +16,18 @@ import psutil
 import pytest
 
 from airside.proto.channel import Hub
-from airside.proto.messages import Heartbeat, WorkerFailed
+from airside.proto.messages import Heartbeat, StepResult, WorkerFailed
 from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from tests.workers.pictures import make_prompt, picture
 from tests.workers.ranks import PATIENCE_S, Ranks, start_ranks
-from tests.workers.step_plans import Track, apply_step, plan_step, scattered_blocks, worker_settings
+from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9]]
 NUM_TOKENS = 10
+STEPS_MAX = 5000  # of a tiny model: more than it makes in a few seconds
 
 
 @pytest.fixture
@@ -44,18 +46,18 @@ def alone(path: Path, tracks: list[Track], arena: Path = Path("/dev/shm")) -> li
     """What one rank in this process makes of the tracks, each computed in one piece."""
     runner: ModelRunner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena(arena))
     runner.allocate(256)
-    step_id = 0
-    while live := [track for track in tracks if len(track.made) < NUM_TOKENS]:
-        num_new = [len(track.tokens) - track.computed for track in live]
-        sampled = runner.execute(plan_step(step_id, live, num_new))
-        assert sampled is not None
-        apply_step(live, num_new, sampled)
-        step_id += 1
-    return [track.made for track in tracks]
+    return run_tracks(runner.execute, tracks, 512, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("checkpoint", ["llama_path", "untied_llama_path"])
+@pytest.mark.parametrize(
+    ("checkpoint", "world_size"),
+    [
+        ("llama_path", 1),
+        ("llama_path", 2),
+        ("untied_llama_path", 2),
+        ("odd_vocabulary_path", 2),
+    ],
+)
 def test_ranks_make_the_tokens_of_one(
     checkpoint: str, world_size: int, run_folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -92,12 +94,25 @@ def test_two_ranks_see_the_same_pictures(idefics3_path: Path, run_folder: Path) 
             segment.unlink()
 
 
-def test_an_idle_worker_says_that_it_lives(llama_path: Path, run_folder: Path) -> None:
-    with start_ranks(llama_path, run_folder, 1) as ranks:
+@pytest.mark.parametrize("busy", [False, True])
+def test_every_rank_says_that_it_lives_and_how_large_it_is(llama_path: Path, run_folder: Path, busy: bool) -> None:
+    with start_ranks(llama_path, run_folder, 2) as ranks:
         ranks.set_up(num_blocks=8)
-        _, heartbeat = ranks.wait_for(Heartbeat)
-        assert isinstance(heartbeat, Heartbeat)
-        assert heartbeat.rss_bytes > 10 * 1024**2
+        heard: Counter[str] = Counter()
+        for step_id in range(STEPS_MAX):
+            if busy:  # one step after another, so that rank 0 always has something else to say
+                ranks.send_all(plan_step(step_id, [Track(1, [5, 6], [7])], [2]))
+            due = StepResult if busy else Heartbeat
+            while True:
+                peer, message = ranks.wait_for(StepResult, Heartbeat)
+                if isinstance(message, Heartbeat):
+                    assert message.rss_bytes > 10 * 1024**2
+                    heard[peer] += 1
+                if isinstance(message, due):
+                    break
+            if all(heard[name] >= 2 for name in ranks.names):
+                return
+    raise AssertionError(f"two heartbeats of each rank were due, {heard} came")
 
 
 def test_a_step_that_fails_is_told_and_ends_the_process(llama_path: Path, run_folder: Path) -> None:

@@ -11,7 +11,7 @@ from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable
 from airside.workers.model_config import ModelConfig
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
+from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
 from airside.workers.step_batch import StepBatch
 from airside.workers.weights.weight_source import WeightSource
 
@@ -54,8 +54,8 @@ class LlamaForCausalLM:
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
         head = self._embedding.weight
         if not config.tie_word_embeddings:
-            head = weights.read("lm_head.weight", (vocab, hidden), group.shard(vocab))
-        self._head = VocabParallelHead(head, group)
+            head = read_vocab_rows(weights, "lm_head", vocab, hidden, group)
+        self._head = VocabParallelHead(head, vocab, group)
         self._rotary = RotaryTable(config, max_positions, head.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ from typing import Any
 
 from gguf import GGUFReader
 
-from airside.workers.model_config import ROPE_TYPES, CheckpointError, ModelConfig, RopeConfig
+from airside.workers.model_config import CheckpointError, ModelConfig, RopeConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 """GGUF's names of the architectures that are read, and ours."""
+
+_ROPE_TYPES = {"none": "default", "linear": "linear"}
 
 
 @functools.lru_cache(maxsize=1)  # config and weights are read one after the other, and the vocabulary takes seconds
@@ -44,6 +46,9 @@ def gguf_config(reader: GGUFReader, path: Path) -> ModelConfig:
         return _value(reader, path, f"{family}.{key}", default)
 
     num_heads = value("attention.head_count")
+    head_dim = value("attention.key_length", value("embedding_length") // num_heads)
+    if value("rope.dimension_count", head_dim) != head_dim:
+        raise CheckpointError(f"{path}: rotary embedding of a part of each head is not supported")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     embedding = tensors.get("token_embd.weight")
     return ModelConfig(
@@ -54,7 +59,7 @@ def gguf_config(reader: GGUFReader, path: Path) -> ModelConfig:
         num_layers=value("block_count"),
         num_heads=num_heads,
         num_kv_heads=value("attention.head_count_kv", num_heads),
-        head_dim=value("attention.key_length", value("embedding_length") // num_heads),
+        head_dim=head_dim,
         max_position_embeddings=value("context_length"),
         rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
         rope=_rope(reader, path, family),
@@ -81,13 +86,13 @@ def _eos_token_ids(reader: GGUFReader) -> tuple[int, ...]:
 
 
 def _rope(reader: GGUFReader, path: Path, family: str) -> RopeConfig:
-    rope_type = _value(reader, path, f"{family}.rope.scaling.type", "none")
-    rope_type = "default" if rope_type == "none" else rope_type
-    if rope_type not in ROPE_TYPES:
-        raise CheckpointError(f"{path}: rope scaling {rope_type} is not supported")
+    # As llama.cpp reads it: a factor without a type is linear. Its Llama 3 files list their divisors and name no type.
+    rope_type = _value(reader, path, f"{family}.rope.scaling.type", "linear")
+    if rope_type not in _ROPE_TYPES:
+        raise CheckpointError(f"{path}: rope scaling {rope_type} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     listed = [tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
     return RopeConfig(
-        rope_type=rope_type,
+        rope_type=_ROPE_TYPES[rope_type],
         theta=float(_value(reader, path, f"{family}.rope.freq_base", 10_000.0)),
         factor=float(_value(reader, path, f"{family}.rope.scaling.factor", 1.0)),
         divisors=tuple(float(divisor) for divisor in listed[0]) if listed else (),

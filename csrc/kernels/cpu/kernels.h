@@ -97,7 +97,7 @@ struct Sample {
   const float* min_p;
   const int64_t* seed;
   const int64_t* position;
-  int32_t* out;  // [num_rows]
+  int32_t* out;  // [num_rows]; -1 where no id has a probability
   int64_t num_rows;
   int64_t vocab;
   int64_t logits_stride;

@@ -14,6 +14,7 @@ namespace airside::cpu {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int32_t kNoToken = -1;  // of a row in which no id has a probability
 
 // The ids that may still be drawn, in ascending order, with their logits and weights exp((logit -
 // top) / temperature).
@@ -214,16 +215,15 @@ int64_t draw(std::span<const float> weights, std::span<const float> chunk_sums, 
 // ---- one row
 
 int32_t first_of(std::span<const float> logits, float value) {
-  const auto found = std::find(logits.begin(), logits.end(), value);
-  return found == logits.end() ? 0 : static_cast<int32_t>(found - logits.begin());
+  return static_cast<int32_t>(std::find(logits.begin(), logits.end(), value) - logits.begin());
 }
 
 int32_t sample_row(const Sample& args, int64_t row) {
   const std::span<const float> vocabulary(args.logits + row * args.logits_stride, args.vocab);
   const float temperature = args.temperature[row];
   const float top = kernels().largest(vocabulary.data(), args.vocab);
-  // An infinite top is the whole mass, and the lowest id has it; without any number there is only
-  // id 0.
+  if (top == kNone) return kNoToken;
+  // An infinite top is the whole mass, and the lowest id has it.
   if (!(temperature > 0.0f) || std::isinf(top)) return first_of(vocabulary, top);
 
   Workspace& w = workspace();

@@ -1,0 +1,214 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A distributed model server.")
+config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+scale_app = typer.Typer(no_args_is_help=True, help="Change the number of processes while serving.")
+app.add_typer(config_app, name="config")
+app.add_typer(scale_app, name="scale")
+
+FAILURE = 1
+EXAMPLE = Path(__file__).parents[1] / "local.yaml"
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="YAML configuration file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override engine.max_num_seqs=8.")
+]
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Of the server; default: the one of yours that is up.")
+]
+
+
+def main() -> None:
+    """The `airside` program. Errors are one line on stderr (a configuration's: one per problem) and an exit code."""
+    from airside.cluster.cli.errors import explain
+
+    try:
+        app()
+    except Exception as error:
+        found = explain(error)
+        if found is None:
+            raise
+        text, code = found
+        typer.echo(text, err=True)
+        sys.exit(code)
+
+
+@app.command()
+def up(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when the server is ready.")] = False,
+) -> None:
+    """Start a server. Ctrl-C once stops it in order, twice at once."""
+    from airside.cluster.runs.up import UpOptions
+    from airside.cluster.runs.up import up as run_server
+
+    if not detach:
+        raise typer.Exit(run_server(UpOptions(file, overrides or []), _states(), _tell))
+    from airside.cluster.config.file import load_config
+    from airside.cluster.environment import variables
+    from airside.cluster.runs.detached import start_detached
+
+    config = load_config(file, variables(), overrides or [])
+    log_file = _states().log_file(config.server.grpc.port)
+    arguments = [str(file), *(word for override in overrides or [] for word in ("--set", override))]
+    state = start_detached(arguments, log_file, _states(), _tell)
+    typer.echo(f"log: {log_file}")
+    if state is None:
+        raise typer.Exit(FAILURE)
+    typer.echo(f"up: {state.address}; stop it with: airside down --port {state.port}")
+
+
+@app.command()
+def down(
+    port: Annotated[int | None, typer.Option(help="Of the server to stop.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all servers of yours.")] = False,
+) -> None:
+    """Stop a server, and clean up after one that was killed."""
+    from airside.cluster.runs.down import choose_servers
+    from airside.cluster.runs.down import down as stop_servers
+
+    stop_servers(_states(), choose_servers(_states(), port, every), _tell)
+
+
+@app.command()
+def status(address: Address = None) -> None:
+    """Show the processes of a server and its load."""
+    from rich.console import Console
+
+    from airside.cluster.cli.status_view import summary_lines, workers_table
+    from airside.cluster.client import Client
+
+    with Client(_address(address)) as client:
+        info, workers = client.info(), client.list_workers()
+    console = Console()
+    for line in summary_lines(info, workers):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(workers_table(workers))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt, or with --chat the user's message.")],
+    image: Annotated[
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="An image file; repeatable.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="At most this many new tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Fixes the random numbers.")] = None,
+    address: Address = None,
+) -> None:
+    """Generate text, shown as it is made, then one line of usage on stderr."""
+    from airside.cluster.cli.generate_view import show_events, with_marks
+    from airside.cluster.client import Client, Options, user_message
+
+    images = [path.read_bytes() for path in image or []]
+    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with Client(_address(address)) as client:
+        if chat:
+            events = client.chat([user_message(prompt, images)], options)
+        else:
+            events = client.generate(with_marks(prompt, images, client), images, options)
+        ended_well = show_events(events, sys.stdout, sys.stderr)
+    if not ended_well:
+        raise typer.Exit(FAILURE)
+
+
+@scale_app.command("vision")
+def scale_vision(
+    replicas: Annotated[int, typer.Argument(min=0, help="How many vision workers there should be.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when there are as many.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")] = 60.0,
+    address: Address = None,
+) -> None:
+    """Set the number of vision workers. Nothing restarts."""
+    from airside.cluster.cli.wait_vision import wait_for_vision
+    from airside.cluster.client import Client
+
+    with Client(_address(address)) as client:
+        taken = client.scale_vision(replicas)
+        typer.echo(f"vision workers: {taken} wanted")
+        if not wait:
+            return
+        pending = wait_for_vision(client, replicas, timeout_s, _tell)
+    if pending:
+        typer.echo(f"not there yet: {pending}", err=True)
+        raise typer.Exit(FAILURE)
+
+
+@config_app.command("check")
+def config_check(file: ConfigFile, overrides: Overrides = None) -> None:
+    """Name every problem of a file, each with its line."""
+    _load(file, overrides)
+    typer.echo(f"{file}: no problems")
+
+
+@config_app.command("show")
+def config_show(file: ConfigFile, overrides: Overrides = None) -> None:
+    """Print the whole configuration that a file results in, defaults included, as YAML."""
+    import yaml
+
+    typer.echo(yaml.safe_dump(_load(file, overrides).model_dump(mode="json"), sort_keys=False), nl=False)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of configuration files: every key with its meaning."""
+    import json
+
+    from airside.cluster.config.schema import Config
+
+    typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+
+
+@app.command()
+def demo(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML configuration file.")] = EXAMPLE,
+    keep: Annotated[bool, typer.Option("--keep", help="Only serve, and print lines to try.")] = False,
+) -> None:
+    """Fetch the demo model, serve it, ask it, scale it, stop it."""
+    from airside.cluster.demo.demo import run
+
+    raise typer.Exit(run(file, keep))
+
+
+def _load(file: Path, overrides: list[str] | None) -> Any:  # Any: pydantic is not imported up here
+    from airside.cluster.config.file import load_config
+    from airside.cluster.environment import variables
+
+    return load_config(file, variables(), overrides or [])
+
+
+def _states() -> Any:  # Any: psutil is not imported up here
+    from airside.cluster.environment import runtime_dir
+    from airside.cluster.runs.run_state import RunStates, choose_base
+
+    return RunStates(choose_base(runtime_dir(), Path.home()))
+
+
+def _address(given: str | None) -> str:
+    """The address given, or that of the only server of this user that is up, or the usual one."""
+    if given:
+        return given
+    from airside.cluster.client import DEFAULT_ADDRESS
+    from airside.cluster.runs.run_state import ServerUnclear
+
+    alive = [state for state in _states().all() if state.is_alive]
+    if len(alive) > 1:
+        addresses = ", ".join(state.address for state in alive)
+        raise ServerUnclear(f"several servers are up ({addresses}); say which with --address")
+    return alive[0].address if alive else DEFAULT_ADDRESS
+
+
+def _tell(line: str) -> None:
+    typer.echo(line)
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""The YAML file: every key, and from text to checked values."""

@@ -1,0 +1,231 @@
+"""The YAML file's blocks as frozen models: every key, its default, its limits and its meaning.
+
+A value of `auto` is None here; `launch_plan.py` decides it once the model and the machine are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+
+from airside.cluster.config.byte_size import format_bytes, parse_bytes
+
+
+def _none_to_auto(value: object) -> object:
+    return "auto" if value is None else value
+
+
+def _auto_or_count(value: object) -> int | None:
+    if value == "auto" or value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError('must be "auto" or a whole number of at least 1')
+    return value
+
+
+def _auto_or_choice(*choices: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if value is not None and value not in ("auto", *choices):
+            raise ValueError(f"must be one of auto, {', '.join(choices)}")
+        return None if value == "auto" else value
+
+    return check
+
+
+def _auto_or_bytes(value: object) -> int | None:
+    return None if value == "auto" or value is None else parse_bytes(value)
+
+
+def _ray_address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if value in ("local", "auto") or (host and colon and port.isdigit()):
+        return value
+    raise ValueError('must be "local", "auto" or "host:port"')
+
+
+MIB = 2**20
+
+_BYTES_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "string", "examples": ["64MiB"]}, {"type": "integer", "minimum": 1}]
+}
+_AUTO_SCHEMA: dict[str, Any] = {"const": "auto"}
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(format_bytes, return_type=str, when_used="json"),
+    WithJsonSchema(_BYTES_SCHEMA),
+]
+AutoBytes = Annotated[
+    int | None,
+    BeforeValidator(_auto_or_bytes),
+    PlainSerializer(lambda n: "auto" if n is None else format_bytes(n), return_type=str, when_used="json"),
+    WithJsonSchema({"anyOf": [_AUTO_SCHEMA, *_BYTES_SCHEMA["anyOf"]]}),
+]
+AutoCount = Annotated[
+    int | None,
+    BeforeValidator(_auto_or_count),
+    PlainSerializer(_none_to_auto, when_used="json"),
+    WithJsonSchema({"anyOf": [_AUTO_SCHEMA, {"type": "integer", "minimum": 1}]}),
+]
+RayAddress = Annotated[str, AfterValidator(_ray_address)]
+Count = Annotated[int, Field(ge=1)]
+AutoDtype = Annotated[
+    str | None,
+    BeforeValidator(_auto_or_choice("bfloat16", "float16", "float32")),
+    PlainSerializer(_none_to_auto, when_used="json"),
+    WithJsonSchema({"enum": ["auto", "bfloat16", "float16", "float32"]}),
+]
+AutoDevice = Annotated[
+    str | None,
+    BeforeValidator(_auto_or_choice("cuda", "cpu")),
+    PlainSerializer(_none_to_auto, when_used="json"),
+    WithJsonSchema({"enum": ["auto", "cuda", "cpu"]}),
+]
+
+
+class Block(BaseModel):
+    """Base of all blocks: unknown keys are errors, values are not converted from other types, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class ModelBlock(Block):
+    """Which model is served, and how its weights are held."""
+
+    source: str = Field(
+        default="demo", min_length=1, description='"demo", a checkpoint folder, a .gguf file or a Hugging Face id'
+    )
+    served_name: str = Field(default="default", min_length=1, description="the name that clients see")
+    dtype: AutoDtype = Field(
+        default=None, description="of weights and activations; auto: as the checkpoint stores them"
+    )
+    max_model_len: AutoCount = Field(
+        default=None, description="prompt and output tokens of one request; auto: all the model has"
+    )
+
+
+class EngineLimits(Block):
+    """What may wait; more is refused at once."""
+
+    max_queued_requests: Count = Field(default=256, description="requests that wait for their first step")
+    max_queued_tokens: Count = Field(default=200_000, description="prompt tokens of those requests together")
+
+
+class EngineBlock(Block):
+    """The model's processes and how their steps are scheduled."""
+
+    device: AutoDevice = Field(
+        default=None, description="where the model runs; auto: CUDA when there is a GPU, else the CPU"
+    )
+    tensor_parallel_size: Count = Field(default=1, description="worker ranks that split the model")
+    num_threads: AutoCount = Field(
+        default=None, description="threads of each rank; auto on the CPU: cores / ranks, else 1"
+    )
+    max_num_seqs: Count = Field(default=64, description="sequences computed in one step")
+    max_num_batched_tokens: Count = Field(default=2048, description="tokens computed in one step")
+    kv_cache_memory: AutoBytes = Field(default=None, description="per rank; auto: decided from the memory that is free")
+    block_size: Literal[8, 16, 32, 64, 128] = Field(default=16, description="tokens in one block of the KV cache")
+    enable_chunked_prefill: bool = Field(default=True, description="compute long prompts over several steps")
+    scheduling: Literal["mixed", "prefill_first"] = Field(
+        default="mixed",
+        description="mixed: prompts and outputs share a step; prefill_first: a step is all prompt or all output",
+    )
+    strict_fifo: bool = Field(default=False, description="nobody passes a request that waits for its images")
+    preemption: Literal["recompute", "stop"] = Field(
+        default="recompute", description="what happens to a request that loses its KV blocks: computed again, or ended"
+    )
+    limits: EngineLimits = Field(default=EngineLimits(), description="what may wait")
+
+
+class ActorOptions(Block):
+    """What Ray reserves for one vision worker."""
+
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs reserved for each vision worker")
+    resources: dict[str, float] = Field(default={}, description="custom Ray resources reserved for each vision worker")
+
+
+class VisionLimits(Block):
+    """Which images are refused."""
+
+    max_images_per_prompt: Count = Field(default=16, description="images in one request")
+    max_bytes: Bytes = Field(default=20 * MIB, description="size of one image file")
+    max_pixels: Count = Field(default=64_000_000, description="width times height of one image")
+    max_aspect: float = Field(default=200.0, ge=1, description="the longer side divided by the shorter")
+
+
+class VisionBlock(Block):
+    """The image preprocessing workers. Unused by text models."""
+
+    replicas: int = Field(default=1, ge=0, description="vision workers at the start")
+    max_replicas: Count = Field(default=4, description="the most that `airside scale vision` may ask for")
+    actor_options: ActorOptions = Field(default=ActorOptions(), description="what Ray reserves for each")
+    arena: Bytes = Field(default=256 * MIB, description="shared memory of each vision worker, for pixels in flight")
+    limits: VisionLimits = Field(default=VisionLimits(), description="which images are refused")
+    background: str = Field(
+        default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", description="colour behind transparent pixels"
+    )
+
+    @model_validator(mode="after")
+    def _replicas_within_max(self) -> Self:
+        if self.replicas > self.max_replicas:
+            raise ValueError(f"replicas ({self.replicas}) must not exceed max_replicas ({self.max_replicas})")
+        return self
+
+
+class GrpcBlock(Block):
+    """The public gRPC server."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; there is no authentication")
+    port: int = Field(default=50051, ge=0, le=65_535, description="0: any free port, printed when ready")
+    gateways: Count = Field(default=1, description="gateway processes that share the port")
+    max_message: Bytes = Field(default=64 * MIB, description="the largest request")
+    reflection: bool = Field(default=True, description="let tools such as grpcurl discover the API")
+
+
+class ServerBlock(Block):
+    """How clients reach the server, and how it stops."""
+
+    grpc: GrpcBlock = Field(default=GrpcBlock(), description="the gRPC server")
+    shutdown_timeout_s: float = Field(
+        default=30.0, ge=0, description="time that running requests get to end on a shutdown"
+    )
+
+
+class ClusterBlock(Block):
+    """The Ray cluster that runs the processes."""
+
+    ray_address: RayAddress = Field(
+        default="local", description="local: a Ray of its own; auto or host:port: join that one"
+    )
+    startup_timeout_s: float = Field(
+        default=120.0, gt=0, description="time to become ready, waiting for resources included"
+    )
+
+
+class ObservabilityBlock(Block):
+    """Logs."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of every process")
+
+
+class Config(Block):
+    """A whole configuration file. Every block may be left out."""
+
+    model: ModelBlock = Field(default=ModelBlock(), description="which model is served")
+    engine: EngineBlock = Field(default=EngineBlock(), description="the model's processes and scheduling")
+    vision: VisionBlock = Field(default=VisionBlock(), description="the image preprocessing workers")
+    server: ServerBlock = Field(default=ServerBlock(), description="how clients reach the server")
+    cluster: ClusterBlock = Field(default=ClusterBlock(), description="the Ray cluster")
+    observability: ObservabilityBlock = Field(default=ObservabilityBlock(), description="logs")

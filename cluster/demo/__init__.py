@@ -1,0 +1,1 @@
+"""`airside demo`."""

@@ -1,0 +1,238 @@
+"""From a configuration, a model and a machine to the settings of every process: all that was `auto` is decided here.
+
+Pure: nothing is started, opened or looked up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from airside.cluster.config.schema import Config
+from airside.proto.settings import ControllerSettings, GatewaySettings, VisionWorkerSettings, WorkerSettings
+from airside.workers.model_config import ModelConfig, TensorParallelSizeError, check_tensor_parallel_size
+
+DTYPES = ("bfloat16", "float16", "float32")
+ENDPOINT_LENGTH_MAX = 100
+"""Of an ipc path: the system's limit for socket paths is 107 bytes."""
+
+
+class LaunchError(ValueError):
+    """The configuration does not fit the model or the machine; the message names the key and what would work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One life of a server: its name and its private directory."""
+
+    run_id: str
+    directory: Path
+
+    @property
+    def endpoint(self) -> str:
+        """Where the controller binds the bus."""
+        return f"ipc://{self.directory / 'bus'}"
+
+    @property
+    def segment_prefix(self) -> str:
+        """What the names of this run's shared-memory segments start with."""
+        return f"airside-{self.run_id}-"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the processes run on."""
+
+    node: str
+    num_cores: int
+    num_gpus: int
+    has_cuda_kernels: bool = False
+
+
+class LaunchPlan:
+    """The settings of every process of a run.
+
+    Args:
+        config: checked configuration.
+        model: facts of the checkpoint.
+        model_path: where the checkpoint is, a folder or a .gguf file.
+        run: the run the processes belong to.
+        machine: what they run on.
+        port: of the gRPC server; `server.grpc.port` unless that is 0.
+    Raises:
+        LaunchError: the configuration does not fit the model or the machine.
+    """
+
+    def __init__(
+        self, config: Config, model: ModelConfig, model_path: Path, run: Run, machine: Machine, port: int
+    ) -> None:
+        if len(run.endpoint) > ENDPOINT_LENGTH_MAX:
+            raise LaunchError(f"the run directory's path is too long for a socket: {run.directory}")
+        self.config = config
+        self.run = run
+        self.port = port
+        self.takes_images = model.image_token_id is not None
+        self._model = model
+        self._model_path = str(model_path)
+        self._machine = machine
+        self.device = _device(config, machine)
+        self.dtype = config.model.dtype or (model.dtype if model.dtype in DTYPES else "bfloat16")
+        self.max_model_len = _max_model_len(config, model)
+        _check_ranks(config, model, machine, self.device)
+
+    @property
+    def vision_replicas(self) -> int:
+        """Vision workers at the start; 0 for a text model."""
+        return self.config.vision.replicas if self.takes_images else 0
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs that a Ray of our own must offer so that everything starts: ranks and the first vision workers."""
+        vision = self.vision_replicas * self.config.vision.actor_options.num_cpus
+        return max(self._machine.num_cores, math.ceil(self.config.engine.tensor_parallel_size + vision))
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Custom resources that a Ray of our own must offer so that the first vision workers start."""
+        wanted = self.config.vision.actor_options.resources
+        return {name: amount * max(1, self.vision_replicas) for name, amount in wanted.items()}
+
+    def controller(self) -> ControllerSettings:
+        """For the controller."""
+        engine = self.config.engine
+        return ControllerSettings(
+            endpoint=self.run.endpoint,
+            block_size=engine.block_size,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            tensor_parallel_size=engine.tensor_parallel_size,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+            prefill_first=engine.scheduling == "prefill_first",
+            strict_fifo=engine.strict_fifo,
+            preemption=engine.preemption,
+            max_queued_requests=engine.limits.max_queued_requests,
+            max_queued_tokens=engine.limits.max_queued_tokens,
+            vision_target=self.vision_replicas,
+            vision_replicas_max=self.config.vision.max_replicas,
+            image_token_id=self._model.image_token_id,
+            node=self._machine.node,
+            log_level=self.config.observability.log_level,
+        )
+
+    def gateways(self) -> list[GatewaySettings]:
+        """For all gateways; more than one share the port."""
+        grpc = self.config.server.grpc
+        return [
+            GatewaySettings(
+                endpoint=self.run.endpoint,
+                name=f"gateway-{index}",
+                host=grpc.host,
+                port=self.port,
+                model_path=self._model_path,
+                served_name=self.config.model.served_name,
+                architecture=self._model.architecture,
+                device=self.device,
+                dtype=self.dtype,
+                tensor_parallel_size=self.config.engine.tensor_parallel_size,
+                max_model_len=self.max_model_len,
+                max_images_per_prompt=self.config.vision.limits.max_images_per_prompt,
+                max_image_bytes=self.config.vision.limits.max_bytes,
+                max_message_bytes=grpc.max_message,
+                reflection=grpc.reflection,
+                reuse_port=grpc.gateways > 1,
+                stop_grace_s=self.config.server.shutdown_timeout_s,
+                node=self._machine.node,
+                log_level=self.config.observability.log_level,
+            )
+            for index in range(grpc.gateways)
+        ]
+
+    def workers(self, group: int) -> list[WorkerSettings]:
+        """For all ranks of one launch of the worker group. Each launch meets at a file of its own."""
+        engine = self.config.engine
+        size = engine.tensor_parallel_size
+        return [
+            WorkerSettings(
+                endpoint=self.run.endpoint,
+                name=f"worker-{rank}",
+                rank=rank,
+                world_size=size,
+                group=group,
+                rendezvous=f"file://{self.run.directory / f'rendezvous-{group}'}",
+                model_path=self._model_path,
+                dtype=self.dtype,
+                device=self.device,
+                block_size=engine.block_size,
+                max_model_len=self.max_model_len,
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                kv_cache_bytes=engine.kv_cache_memory,
+                num_kv_blocks_max=None,
+                num_threads=self._num_threads,
+                node=self._machine.node,
+                log_level=self.config.observability.log_level,
+            )
+            for rank in range(size)
+        ]
+
+    def vision_worker(self, number: int) -> VisionWorkerSettings:
+        """For one vision worker. Numbers are never used twice in a run, and neither are segment names."""
+        vision = self.config.vision
+        name = f"vision-{number}"
+        return VisionWorkerSettings(
+            endpoint=self.run.endpoint,
+            name=name,
+            model_path=self._model_path,
+            segment=self.run.segment_prefix + name,
+            segment_bytes=vision.arena,
+            max_bytes=vision.limits.max_bytes,
+            max_pixels=vision.limits.max_pixels,
+            max_aspect=vision.limits.max_aspect,
+            background=vision.background,
+            node=self._machine.node,
+            log_level=self.config.observability.log_level,
+        )
+
+    @property
+    def _num_threads(self) -> int:
+        if self.config.engine.num_threads is not None:
+            return self.config.engine.num_threads
+        if self.device != "cpu":
+            return 1
+        return max(1, self._machine.num_cores // self.config.engine.tensor_parallel_size)
+
+
+def _device(config: Config, machine: Machine) -> str:
+    usable = machine.num_gpus > 0 and machine.has_cuda_kernels
+    device = config.engine.device or ("cuda" if usable else "cpu")
+    if device == "cuda" and not machine.num_gpus:
+        raise LaunchError("engine.device is cuda, but this machine has no NVIDIA GPU; set it to cpu or auto")
+    if device == "cuda" and not machine.has_cuda_kernels:
+        raise LaunchError("engine.device is cuda, but Airside was built without its CUDA kernels; set AIRSIDE_CUDA=ON")
+    return device
+
+
+def _max_model_len(config: Config, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    wanted = config.model.max_model_len or longest
+    if wanted > longest:
+        raise LaunchError(f"model.max_model_len is {wanted}, but the model has {longest} positions")
+    budget = config.engine.max_num_batched_tokens
+    if not config.engine.enable_chunked_prefill and budget < wanted:
+        raise LaunchError(
+            f"engine.max_num_batched_tokens ({budget}) must hold a whole prompt of model.max_model_len ({wanted}) "
+            "when engine.enable_chunked_prefill is false; raise the one, lower the other, or allow chunks"
+        )
+    return wanted
+
+
+def _check_ranks(config: Config, model: ModelConfig, machine: Machine, device: str) -> None:
+    size = config.engine.tensor_parallel_size
+    try:
+        check_tensor_parallel_size(model, size)
+    except TensorParallelSizeError as error:
+        raise LaunchError(f"engine.{error}") from error
+    if device == "cuda" and size > machine.num_gpus:
+        raise LaunchError(f"engine.tensor_parallel_size is {size}, but this machine has {machine.num_gpus} GPUs")

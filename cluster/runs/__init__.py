@@ -1,0 +1,1 @@
+"""One server's life on this machine: up, its state files, down, what is left of it."""

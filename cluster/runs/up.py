@@ -1,0 +1,145 @@
+"""`airside up`: one server from its configuration file to its last trace, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import airside
+from airside.cluster.client import Client
+from airside.cluster.config.file import load_config
+from airside.cluster.config.schema import Config
+from airside.cluster.environment import prepare_ray, variables
+from airside.cluster.launch_plan import LaunchPlan, Machine, Run
+from airside.cluster.model_source import resolve
+from airside.cluster.runs.leftovers import clean_dead_runs, clean_run
+from airside.cluster.runs.run_state import RunStates, ServerState
+from airside.cluster.runs.startup_progress import StartupProgress, Tell
+from airside.cluster.runs.stop_signal import Stopped, StopSignal
+from airside.vision_workers.segment import sweep
+from airside.workers.model_config import load_model_config
+
+
+class CannotStart(RuntimeError):
+    """The server cannot start here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `airside up` was told."""
+
+    config_file: Path
+    overrides: Sequence[str]
+
+
+def up(options: UpOptions, states: RunStates, tell: Tell) -> int:
+    """Serves until told to stop; returns the exit status, 0.
+
+    Raises:
+        ConfigError, ModelSourceError, CheckpointError, LaunchError, CannotStart, ClusterError, RunStateError,
+        StartFailed, GaveUp: nothing of the run is left.
+    """
+    stop = StopSignal()
+    stop.install()
+    config = load_config(options.config_file, variables(), options.overrides)
+    for state in clean_dead_runs(states):
+        tell(f"cleaned up after the server on port {state.port}, whose process {state.pid} is gone")
+    sweep("airside-")
+    port = _choose_port(config, states)
+    model_path = resolve(config.model.source, tell)
+    run = states.new_run()
+    state = _state(config, options.config_file, run, port)
+    states.write(state)
+    try:
+        plan = LaunchPlan(config, load_model_config(model_path), model_path, run, _machine(), port)
+        return _serve(plan, state, states, stop, tell)
+    except Stopped:
+        tell("stopped while starting")
+        return 0
+    finally:
+        clean_run(states, state)
+
+
+def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSignal, tell: Tell) -> int:
+    prepare_ray(local=plan.config.cluster.ray_address == "local")
+    from airside.cluster.supervisor.ray_cluster import RayCluster  # Ray reads the environment when it is imported
+    from airside.cluster.supervisor.supervisor import Supervisor
+
+    began = time.monotonic()
+    stop.check()
+    address = plan.config.cluster.ray_address
+    tell("starting Ray" if address == "local" else f"joining Ray at {address}")
+    cluster = RayCluster(address, plan.run.directory, plan.num_cpus, plan.resources)
+    stop.install()
+    try:
+        deadline = began + plan.config.cluster.startup_timeout_s
+        cluster.reserve(_bundles(plan), "engine.tensor_parallel_size", deadline - time.monotonic(), tell, stop.check)
+        supervisor = Supervisor(plan, cluster, stop, tell)
+        grace_s = 0.0
+        try:
+            with Client(state.address) as client:
+                progress = StartupProgress(plan, client, supervisor.vision, tell)
+                supervisor.start(progress.is_ready, deadline - time.monotonic())
+            states.write(dataclasses.replace(state, is_ready=True))
+            tell(f"ready after {time.monotonic() - began:.1f} s: gRPC on {state.address}, Ctrl-C to stop")
+            supervisor.serve()
+            grace_s = plan.config.server.shutdown_timeout_s
+            tell(f"stopping; running requests have up to {grace_s:g} s, again to stop now")
+        finally:
+            supervisor.close(grace_s)
+        tell("stopped")
+        return 0
+    finally:
+        cluster.close()
+
+
+def _bundles(plan: LaunchPlan) -> list[dict[str, float]]:
+    """One per process that is always there. Controller and gateways need little, and are not counted as CPUs."""
+    rank = {"CPU": 1.0} | ({"GPU": 1.0} if plan.device == "cuda" else {})
+    return [{}] * (1 + plan.config.server.grpc.gateways) + [rank] * plan.config.engine.tensor_parallel_size
+
+
+def _state(config: Config, config_file: Path, run: Run, port: int) -> ServerState:
+    host = config.server.grpc.host
+    me = psutil.Process()
+    return ServerState(
+        port=port,
+        address=f"{'127.0.0.1' if host in ('0.0.0.0', '::', '[::]') else host}:{port}",
+        pid=me.pid,
+        process_started_at=me.create_time(),
+        run_id=run.run_id,
+        run_dir=str(run.directory),
+        config_file=str(config_file.resolve()),
+        shutdown_timeout_s=config.server.shutdown_timeout_s,
+    )
+
+
+def _choose_port(config: Config, states: RunStates) -> int:
+    """The configured port, or any free one for 0. Raises CannotStart when it is taken."""
+    host, port = config.server.grpc.host, config.server.grpc.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            other = states.read(port)
+            who = f"by the server that process {other.pid} runs; `airside down` ends it" if other else error.strerror
+            raise CannotStart(f"server.grpc.port: {host}:{port} is taken: {who}") from error
+        return int(probe.getsockname()[1])
+
+
+def _machine() -> Machine:
+    return Machine(
+        node=socket.gethostname(),
+        num_cores=len(os.sched_getaffinity(0)),
+        num_gpus=sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*")),  # torch would say it too, a second later
+        has_cuda_kernels=(Path(airside.__file__).parent / "_kernels_cuda.so").exists(),
+    )

@@ -1,0 +1,1 @@
+"""Ray: starts, watches, restarts and scales the processes of one run."""

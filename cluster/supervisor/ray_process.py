@@ -1,0 +1,114 @@
+"""One process of a run as its supervisor sees it: a Ray actor, a pid once it has been placed, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from airside.cluster.supervisor.actors import ACTOR_OF
+from airside.proto.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What Ray reserves for a process, and where."""
+
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: Any = "DEFAULT"  # Any: Ray's scheduling strategies have no common type
+
+
+class RayProcess:
+    """Starts an actor for these settings. It may wait for resources; `pid` is None until it runs."""
+
+    def __init__(self, name: str, settings: Settings, placement: Placement, num_threads: int = 1) -> None:
+        self.name = name
+        self.settings = settings
+        self.started_at = time.monotonic()
+        actor_class: Any = ray.remote(ACTOR_OF[type(settings)])  # Any: Ray's actor classes are untyped, as are handles
+        options = actor_class.options(
+            num_cpus=placement.num_cpus,
+            num_gpus=placement.num_gpus,
+            resources=dict(placement.resources),
+            scheduling_strategy=placement.strategy,
+            max_restarts=0,
+        )
+        self._actor: Any = options.remote(settings.to_json(), num_threads)
+        self._pid_ref = self._actor.pid.remote()
+        self.run_ref = self._actor.run.remote()
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, once it runs and `look_for_pid` has seen it."""
+        return self._pid
+
+    def look_for_pid(self) -> None:
+        """Notes the process's id as soon as Ray has placed it: afterwards, nobody can be asked."""
+        if self._pid is None and ray.wait([self._pid_ref], timeout=0)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._pid = ray.get(self._pid_ref)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `run` has returned, failed, or died with its process."""
+        return bool(ray.wait([self.run_ref], timeout=0)[0])
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and one line saying how it ended. Only once it has."""
+        assert self.has_ended, f"{self.name} still runs"
+        try:
+            status, why = ray.get(self.run_ref)
+            return status, f"exit status {status}: {why}" if why else f"exit status {status}"
+        except ray.exceptions.RayTaskError as error:
+            return 1, " ".join(str(error.cause).split()) or type(error.cause).__name__
+        except ray.exceptions.RayActorError as error:
+            return 1, _first_sentence(str(error), self._pid)
+
+    def terminate(self) -> None:
+        """Asks it to end in order. One that was never placed is taken back."""
+        self.look_for_pid()
+        if self.pid is None:
+            self.kill()
+        elif not self.has_ended:
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it now, stopped or hung or not."""
+        self.look_for_pid()
+        if self.pid is not None and not self.has_ended:
+            self._signal(signal.SIGKILL)
+        ray.kill(self._actor, no_restart=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+
+def _first_sentence(text: str, pid: int | None) -> str:
+    """What is new in Ray's long explanation."""
+    who = f"process {pid}" if pid is not None else "the process"
+    if "worker process has died" in text:
+        return f"{who} was killed or crashed"
+    return f"{who}: {' '.join(text.split())[:200]}"
+
+
+def wait_ended(processes: Iterable[RayProcess], timeout_s: float) -> list[RayProcess]:
+    """Waits until one of the processes has ended, or the time is up; all that have."""
+    by_ref = {process.run_ref: process for process in processes}
+    if not by_ref:
+        return []
+    ended, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=False)
+    if ended:
+        ended, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=False)
+    return [by_ref[ref] for ref in ended]

@@ -1,0 +1,70 @@
+"""The offline `LLM` on real processes: bad input, the loss of a process, and life after an interrupted call."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airside import LLM, SamplingParams
+from airside.cluster.offline import OfflineError
+from airside.cluster.offline import llm as offline
+from airside.controller.gateway.errors import RequestError
+from tests.checkpoints import VOCAB_SIZE, make_llama
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    with LLM(str(make_llama(tmp_path / "llama")), dtype="float32", max_num_seqs=8) as made:
+        yield made
+
+
+def children(llm: LLM) -> dict[str, int]:
+    return {name: llm._processes.pid(name) for name in ("controller", "worker-0")}
+
+
+def test_it_answers_refuses_and_leaves_nothing(llm: LLM) -> None:
+    pids = children(llm)
+    (first,), (again,) = llm.generate(["The red"], GREEDY), llm.generate(["The red"], GREEDY)
+    assert first.token_ids == again.token_ids
+    assert (first.finish_reason, len(first.token_ids)) == ("length", 8)
+    with pytest.raises(RequestError, match=r"prompts\[1\]\[0\]: is 512"):
+        llm.generate(["fine", [VOCAB_SIZE]], GREEDY)
+    with pytest.raises(RequestError, match="max_tokens"):
+        llm.generate(["fine"], SamplingParams(max_tokens=0))
+    assert llm.stats()["generation_tokens"] == 16  # nothing of a refused call was computed
+    llm.close()
+    llm.close()
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
+
+
+def test_an_interrupted_call_leaves_the_engine_to_the_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> set[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offline, "_take", interrupted)  # at the first tokens
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["one", "two", "three"], LONG)
+    (output,) = llm.generate(["four"], GREEDY)
+    assert output.finish_reason == "length"
+    assert llm.stats()["num_requests_running"] == 0
+
+
+def test_a_dead_process_is_an_error_with_its_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: object) -> set[int]:
+        os.kill(children(llm)["worker-0"], signal.SIGKILL)
+        return set()
+
+    monkeypatch.setattr(offline, "_take", kill)
+    with pytest.raises(OfflineError, match="worker-0"):
+        llm.generate(["one"], LONG)
