@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 # Reference models compute beside the servers under test. OpenMP threads that spin while they wait would take the
 # cores from them; this must be said before torch is imported.
@@ -13,19 +12,17 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import psutil
 import pytest
 
+from airside.vision_workers.segment import sweep
+
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    segments_before = _segments()
+    sweep("airside-")  # what earlier runs left is not this one's fault
     yield
-    left = _segments() - segments_before
-    assert not left, f"shared memory left behind: {sorted(left)}"
+    left = sweep("airside-")  # segments whose owner is gone: servers beside the tests keep theirs
+    assert not left, f"shared memory left behind: {left}"
     children = [child for child in psutil.Process().children(recursive=True) if _is_ours(child)]
     assert not children, f"processes left behind: {[child.cmdline() for child in children]}"
-
-
-def _segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("airside-*")}
 
 
 def _is_ours(process: psutil.Process) -> bool:
