@@ -67,10 +67,11 @@ test-fast: dev  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
 
 build/sim/simulator: $(VENV)/.requirements $(SOURCES)
+	mkdir -p build
 	$(BIN)/cmake -S . -B build/sim -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DAIRSIDE_TESTS=ON > build/sim.log
 	$(BIN)/cmake --build build/sim --target simulator >> build/sim.log
-	@test -e $@ || cp $$(find build/sim -name simulator -type f) $@
+	touch $@
 
 sim: build/sim/simulator  ## the engine core under a seeded storm: make sim SEED=7
 	$< --seed $(SEED)
@@ -80,7 +81,7 @@ asan:  ## the same, built with AddressSanitizer and UBSan
 	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DAIRSIDE_TESTS=ON -DAIRSIDE_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	$(BIN)/cmake --build build/asan --target simulator
-	$$(find build/asan -name simulator -type f) --seed $(SEED)
+	build/asan/simulator --seed $(SEED)
 
 bench: dev  ## one table, side by side with transformers, and a JSON file
 	$(BIN)/python benchmarks/bench.py

@@ -210,7 +210,7 @@ def _device(config: Config, machine: Machine) -> str:
     if device == "cuda" and not machine.num_gpus:
         raise LaunchError("engine.device is cuda, but this machine has no NVIDIA GPU; set it to cpu or auto")
     if device == "cuda" and not machine.has_cuda_kernels:
-        raise LaunchError("engine.device is cuda, but Airside was built without its CUDA kernels; set AIRSIDE_CUDA=ON")
+        raise LaunchError("engine.device is cuda, but Airside was built without CUDA kernels; set it to cpu or auto")
     return device
 
 

@@ -253,7 +253,7 @@ class StepResult(Message):
     """From rank 0: one sampled token for each row that the plan asked to sample, in the plan's order."""
 
     step_id: int
-    sampled: bytes  # i32
+    sampled: bytes  # i32; -1 where no token had a probability
     execute_s: float
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from airside.workers.weights.gguf_file import GgufFile
 
 # Idefics3 needs four special tokens. Adding rows to the embedding would change the text model, so four that
 # SmolLM2's vocabulary has but its chats never use get these names; their embeddings were part of the training.
@@ -25,19 +23,6 @@ RENAMED_TOKENS = {
 
 _SPECIAL_TOKEN_TYPE = 3  # GGUF's tokenizer.ggml.token_type of control tokens
 
-_TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 
 class LanguageModel:
     """An open GGUF file of Llama architecture.
@@ -47,20 +32,13 @@ class LanguageModel:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._reader = GGUFReader(path)
-        self._heads = {
-            "attn_q": int(self._field("llama.attention.head_count")),
-            "attn_k": int(self._field("llama.attention.head_count_kv")),
-        }
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight as bfloat16, under its name in `LlamaModel`. The output head is tied to `embed_tokens`."""
-        for tensor in self._reader.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type)
-            part = tensor.name.split(".")[-2]
-            if part in self._heads:
-                values = _half_split(values, self._heads[part])
-            yield hugging_face_name(tensor.name), torch.from_numpy(np.array(values)).to(torch.bfloat16)
+        for name, values in GgufFile(self._path, torch.bfloat16, torch.device("cpu")).tensors():
+            yield name.removeprefix("model."), values
 
     def tokenizer(self) -> Tokenizer:
         """SmolLM2's byte-level BPE, each digit a token of its own, with `RENAMED_TOKENS` renamed."""
@@ -79,26 +57,3 @@ class LanguageModel:
 
     def _field(self, name: str) -> Any:  # Any: GGUF metadata, of whatever type the key has
         return self._reader.fields[name].contents()
-
-
-def hugging_face_name(gguf_name: str) -> str:
-    """`blk.3.attn_q.weight` -> `layers.3.self_attn.q_proj.weight`. Raises KeyError for tensors Llama does not have."""
-    match gguf_name.split("."):
-        case ["blk", layer, part, "weight"]:
-            return f"layers.{layer}.{_LAYER_NAMES[part]}.weight"
-        case [part, "weight"]:
-            return f"{_TOP_NAMES[part]}.weight"
-        case _:
-            raise KeyError(gguf_name)
-
-
-def _half_split(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """Undoes GGUF's order of the rotary dimensions.
-
-    GGUF stores the rows of a head as pairs (0, half), (1, half + 1), ...; Hugging Face keeps the two halves apart.
-
-    Args:
-        weight: [num_heads * head_dim, hidden].
-    """
-    pairs = weight.reshape(num_heads, -1, 2, weight.shape[-1])  # [heads, head_dim / 2, 2, hidden]
-    return pairs.swapaxes(1, 2).reshape(weight.shape)

@@ -89,6 +89,8 @@ def _abort_error(detail: str) -> RequestError:
         return RequestError(_Code.DEADLINE_EXCEEDED, detail)
     if "shutting down" in detail:
         return unavailable(detail)
+    if detail.startswith("the model failed"):
+        return RequestError(_Code.INTERNAL, detail)
     return RequestError(_Code.CANCELLED, detail)
 
 

@@ -18,6 +18,7 @@ from tokenizers import Encoding, Tokenizer
 from airside.controller.gateway.detokenizer import Detokenizer, Vocabulary
 from airside.controller.gateway.errors import ModelFilesError, invalid
 from airside.controller.gateway.generation_defaults import GenerationDefaults
+from airside.controller.gateway.gguf_tokenizer import restore_pre_tokenizer
 
 ChatMessages = Sequence[Mapping[str, object]]
 """What chat templates take: `role`, and `content` as a text or as a list of typed parts."""
@@ -102,8 +103,11 @@ def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:  # Any: 
         if (folder / "tokenizer.json").is_file() or gguf_file is not None:
             from transformers import PreTrainedTokenizerFast
 
-            more = {} if gguf_file is None else {"gguf_file": gguf_file}
-            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **more)
+            if gguf_file is None:
+                return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, gguf_file=gguf_file)
+            restore_pre_tokenizer(tokenizer.backend_tokenizer, folder / gguf_file)
+            return tokenizer
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)

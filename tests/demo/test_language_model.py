@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from airside.cluster.demo_model.language_model import LanguageModel, hugging_face_name
+from airside.cluster.demo_model.language_model import LanguageModel
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 4, 2, 8, 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>"]
@@ -38,6 +38,13 @@ def language_model(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(SPECIAL + ORDINARY))
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(SPECIAL + ORDINARY)
     writer.add_token_types([3] * len(SPECIAL) + [1] * len(ORDINARY))
     writer.add_token_merges(["Ċ Ċ", "a b", "Ġ a"])
@@ -75,14 +82,6 @@ def test_quantised_tensors_come_back_as_bfloat16_near_the_original(
     assert tensor.shape == weights["q"].shape
     step = float(np.ptp(weights["q"])) / 15  # Q4_1 keeps sixteen levels per block
     assert float((tensor.float() - torch.from_numpy(weights["q"])).abs().max()) < step
-
-
-def test_names() -> None:
-    assert hugging_face_name("token_embd.weight") == "embed_tokens.weight"
-    assert hugging_face_name("output_norm.weight") == "norm.weight"
-    assert hugging_face_name("blk.29.ffn_down.weight") == "layers.29.mlp.down_proj.weight"
-    with pytest.raises(KeyError):
-        hugging_face_name("blk.0.ssm_in.weight")
 
 
 def test_image_tokens_take_the_ids_of_unused_special_tokens(tokenizer: Tokenizer) -> None:

@@ -155,6 +155,7 @@ def test_an_unfinished_character_is_flushed_before_the_end(client: Client, contr
     [
         ("abort", "aborted by request id", grpc.StatusCode.CANCELLED, [], False),
         ("abort", "server is shutting down", grpc.StatusCode.UNAVAILABLE, [], True),
+        ("abort", "the model failed: its logits gave no token", grpc.StatusCode.INTERNAL, [], False),
         ("abort", "deadline exceeded", grpc.StatusCode.DEADLINE_EXCEEDED, [], False),
         ("prompt_length_exceeded", "200 > 100", grpc.StatusCode.INVALID_ARGUMENT, ["prompt"], False),
         ("insufficient_system_resource", "no block", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),

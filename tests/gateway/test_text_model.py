@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 from tokenizers import Tokenizer, processors
 
 from airside.controller.gateway.errors import ModelFilesError
 from airside.controller.gateway.generation_defaults import GenerationDefaults
 from airside.controller.gateway.text_model import TextModel
 from tests.gateway.tiny_checkpoint import END_ID, IMAGE_ID, SPECIAL, write_checkpoint
+
+SMOLLM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "a", "b", "Ċ", "Ġ", "ĊĊ", "ab", "Ġa"]
 
 HELLO = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
 
@@ -108,3 +111,24 @@ def test_generation_defaults(generation_config: dict[str, object], expected: Gen
 def test_generation_defaults_can_be_overridden() -> None:
     defaults = GenerationDefaults(0.7, 20, 0.8, 0.1).overridden({"temperature": 0, "top_k": 5})
     assert defaults == GenerationDefaults(0.0, 5, 0.8, 0.1)
+
+
+def test_a_gguf_file_keeps_its_own_way_of_cutting_texts(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(path, "llama")
+    for add in (writer.add_head_count, writer.add_head_count_kv, writer.add_block_count):
+        add(1)
+    for add in (writer.add_embedding_length, writer.add_feed_forward_length, writer.add_context_length):
+        add(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(SMOLLM)
+    writer.add_token_types([3] * 3 + [1] * (len(SMOLLM) - 3))
+    writer.add_token_merges(["Ċ Ċ", "a b", "Ġ a"])
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert TextModel.load(str(path)).encode("ab a\n\n12", False).tokens == ["ab", "Ġa", "ĊĊ", "1", "2"]

@@ -20,7 +20,7 @@ from airside.workers.load import load_runner
 from airside.workers.model_config import CheckpointError, RopeConfig, load_model_config
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from airside.workers.weights.gguf_file import GgufFile, gguf_name
+from airside.workers.weights.gguf_file import GgufFile, gguf_name, hugging_face_name
 from tests.workers.step_plans import Track, plan_step, scattered_blocks, worker_settings
 
 HEADS, KV_HEADS = 8, 2
@@ -179,3 +179,11 @@ def test_what_is_not_there_is_named(gguf_path: Path, tmp_path: Path) -> None:
     broken.write_bytes(b"GGUG" + bytes(60))
     with pytest.raises(CheckpointError, match=r"broken\.gguf cannot be read"):
         load_model_config(broken)
+
+
+def test_names_go_both_ways(gguf_path: Path) -> None:
+    names = [name for name, _ in GgufFile(gguf_path, torch.float32, torch.device("cpu")).tensors()]
+    assert len(names) > 10
+    assert [hugging_face_name(gguf_name(name) or "") for name in names] == names
+    with pytest.raises(KeyError):
+        hugging_face_name("blk.0.ssm_in.weight")

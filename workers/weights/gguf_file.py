@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_HF_NAMES = {theirs: ours for ours, theirs in _NAMES.items()}
+_HF_LAYER_NAMES = {theirs: ours for ours, theirs in _LAYER_NAMES.items()}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -69,6 +72,12 @@ class GgufFile:
         part = array[rows] if len(shape) == 1 or columns == WHOLE else array[rows, columns]
         return torch.from_numpy(np.array(part)).to(self._device, self._dtype)
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, under its Hugging Face name. Raises KeyError for one that a Llama does not have."""
+        for source in self._tensors.values():
+            name = hugging_face_name(source.name)
+            yield name, self.read(name, tuple(int(size) for size in reversed(source.shape)))
+
     def _rotated_heads(self, name: str) -> int | None:
         """How many heads this tensor's rows make when they are in llama.cpp's order."""
         if ".q_proj." in name:
@@ -85,6 +94,17 @@ def gguf_name(name: str) -> str | None:
     if layer is None or layer[2] not in _LAYER_NAMES:
         return None
     return f"blk.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{kind}"
+
+
+def hugging_face_name(name: str) -> str:
+    """The inverse of `gguf_name`. Raises KeyError for a name that has none."""
+    match name.split("."):
+        case ["blk", layer, part, kind]:
+            return f"model.layers.{layer}.{_HF_LAYER_NAMES[part]}.{kind}"
+        case [part, kind]:
+            return f"{_HF_NAMES[part]}.{kind}"
+        case _:
+            raise KeyError(name)
 
 
 def _half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
