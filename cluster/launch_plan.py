@@ -117,6 +117,9 @@ class LaunchPlan:
             vision_target=self.vision_replicas,
             vision_replicas_max=self.config.vision.max_replicas,
             image_token_id=self._model.image_token_id,
+            vocab_size=self._model.vocab_size,
+            step_timeout_s=engine.step_timeout_s,
+            silence_timeout_s=self.config.cluster.silence_timeout_s,
             node=self._machine.node,
             log_level=self.config.observability.log_level,
         )

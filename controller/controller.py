@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -18,21 +17,20 @@ import psutil
 from airside.controller import vision_ledger as vision
 from airside.controller.engine_host import EngineHost
 from airside.controller.front_desk import FrontDesk
-from airside.controller.gauges import gather_gauges
-from airside.controller.peers import Peers, Role
+from airside.controller.gauges import gather_gauges, gather_peers
+from airside.controller.peers import FIRST_MESSAGES, Peers, Role
 from airside.controller.plan_message import output_batch, plan_message
 from airside.controller.segments import unlink_segment
 from airside.controller.step_clock import StepClock
+from airside.controller.supervisor_desk import SupervisorDesk, stuck_message
 from airside.proto import messages as msg
 from airside.proto.channel import Envelope, Hub
 from airside.proto.settings import ControllerSettings
 
 NAME = "controller"
 REPLACED = "replaced by a new process of the same name"
-FIRST_MESSAGES = (msg.GatewayHello, msg.WorkerHello, msg.VisionHello, msg.SupervisorHello, msg.WorkerFailed)
 TURN_MESSAGES_MAX = 512  # then the engine gets its turn, however many more have come
 TICK_S = 0.5  # the longest wait, and how often silence is looked for
-SILENCE_MAX_S = 12.0
 JOB_SILENCE_MAX_S = 60.0  # one picture may keep a vision worker busy for this long
 
 _log = logging.getLogger(__name__)
@@ -51,14 +49,12 @@ class Controller:
         self._hub = hub
         self._host = EngineHost(settings)
         self._step_applied = False  # a step was closed in this turn
+        self._step_began = 0.0  # when the last step was sent
         self._ledger = vision.VisionLedger(settings.image_job_attempts_max)
         self._desk = FrontDesk(self._host, takes_images=settings.image_token_id is not None)
         self._peers = Peers()
-        self._supervisor: str | None = None
-        self._vision_target = settings.vision_target
-        self._vision_pending = ""
+        self._supervision = SupervisorDesk(settings)
         self._clock = StepClock()
-        self._unexpected: Counter[str] = Counter()
         self._told: msg.EngineState | None = None  # what the gateways know
         self._stop_why: str | None = None
         self._next_watch = 0.0
@@ -98,6 +94,7 @@ class Controller:
             plan = self._host.schedule(time.time())
             if plan is None:
                 return
+            self._step_began = time.monotonic()
             self._ledger.begin_step(image[0] for image in plan.images)
             message = plan_message(plan, self._ledger)
             for rank in self._host.ranks:
@@ -122,16 +119,16 @@ class Controller:
             self._clock.end_step()
 
     def _watch(self) -> None:
-        """Once a tick: looks for peers that are silent and vision workers that are stuck."""
-        now = time.monotonic()
+        """Once a tick: gives up peers that are silent, vision workers that are stuck, and ranks whose step is."""
+        now, silence_s, step_s = time.monotonic(), self._settings.silence_timeout_s, self._settings.step_timeout_s
         if now < self._next_watch:
             return
         self._next_watch = now + TICK_S
         computing = self._host.ranks if self._host.step_id is not None else []
-        for name in self._peers.silent(now, SILENCE_MAX_S, excused={NAME, *computing}):
-            self._lose(name, f"silent for {SILENCE_MAX_S:.0f} s")
-        for name in self._ledger.stuck(now, JOB_SILENCE_MAX_S):
-            self._lose(name, f"no progress in {JOB_SILENCE_MAX_S:.0f} s")
+        self._give_up(self._peers.silent(now, silence_s, excused=computing), f"silent for {silence_s:g} s")
+        self._give_up(self._ledger.stuck(now, JOB_SILENCE_MAX_S), f"no progress in {JOB_SILENCE_MAX_S:g} s")
+        if self._host.step_id is not None and now - self._step_began > step_s:
+            self._give_up(self._host.ranks, f"a step took more than {step_s:g} s (engine.step_timeout_s)")
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -140,6 +137,9 @@ class Controller:
         peer, message, now = envelope.peer, envelope.message, time.monotonic()
         if not self._peers.heard(peer, now) and not isinstance(message, FIRST_MESSAGES):
             self._dismiss(peer)
+            return
+        if not self._peers.may_say(peer, message):
+            self._refuse(peer, message)
             return
         match message:
             case msg.Heartbeat():
@@ -155,10 +155,12 @@ class Controller:
             case msg.ScaleVision():
                 self._on_scale_vision(peer, message)
             case msg.GaugesQuery():
-                refused = self._hub.refused + self._unexpected
-                self._send(peer, gather_gauges(message.query_id, self._host.engine, self._ledger, self._clock, refused))
+                sources = self._host.engine, self._ledger, self._clock, self._hub.refused
+                self._send(peer, gather_gauges(message.query_id, *sources))
             case msg.PeersQuery():
-                self._on_peers_query(peer, message)
+                self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
+                parts = self._peers, self._host, self._ledger, self._supervision
+                self._send(peer, gather_peers(message.query_id, now, *parts))
             case msg.Credit():
                 self._perform(self._ledger.credit(peer, message.jobs, now))
             case msg.Shape():
@@ -182,16 +184,20 @@ class Controller:
             case msg.PeerLost():
                 self._lose(message.name, message.detail)
             case msg.VisionPool():
-                self._vision_target, self._vision_pending = message.target, message.pending
+                self._supervision.note_pool(message)
             case msg.DrainVision():
                 self._perform(self._ledger.drain(message.name))
                 self._tell_state()
             case msg.Shutdown():
                 self.stop(message.why)
             case other:
-                kind = type(other).__name__
-                self._unexpected[f"unexpected_{kind}"] += 1
-                _log.warning("message_unexpected kind=%s peer=%s", kind, peer)
+                self._refuse(peer, other)
+
+    def _refuse(self, peer: str, message: msg.Message) -> None:
+        """Counts a message that makes no sense here, or not from this peer, whose name may be anything."""
+        kind = type(message).__name__
+        self._hub.refused[f"unexpected_{kind}"] += 1
+        _log.warning("message_unexpected kind=%s peer=%r", kind, peer)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -227,31 +233,16 @@ class Controller:
 
     def _on_supervisor_hello(self, peer: str, hello: msg.SupervisorHello) -> None:
         self._peers.join(Role.SUPERVISOR, peer, hello.node, hello.pid, time.monotonic())
-        self._supervisor = peer
         _log.info("supervisor_joined name=%s pid=%d", peer, hello.pid)
-        self._send(peer, msg.VisionTarget(self._vision_target))
+        for message in self._supervision.join(peer, self._peers.stuck()):
+            self._send(peer, message)
 
     def _on_scale_vision(self, peer: str, request: msg.ScaleVision) -> None:
-        refused, replicas_max = "", self._settings.vision_replicas_max
-        is_in_range = 0 <= request.replicas <= replicas_max
-        if self._settings.image_token_id is None:
-            refused = "this model takes no images"
-        elif not is_in_range:
-            refused = f"replicas is {request.replicas}, but must be in [0, {replicas_max}] (vision.max_replicas)"
-        elif self._supervisor is None:
-            refused = "no supervisor is running that could start or stop vision workers"
-        else:
-            self._vision_target = request.replicas
-            self._send(self._supervisor, msg.VisionTarget(request.replicas))
-        self._send(peer, msg.ScaleVisionOutcome(request.query_id, self._vision_target, refused, not is_in_range))
-
-    def _on_peers_query(self, peer: str, query: msg.PeersQuery) -> None:
-        states = self._ledger.worker_states() | self._host.rank_states()
-        self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
-        now = time.monotonic()
-        self._peers.heard(NAME, now)
-        rows = self._peers.rows(now, states, self._ledger.jobs_done())
-        self._send(peer, msg.Peers(query.query_id, rows, self._vision_target, self._vision_pending))
+        outcome = self._supervision.scale(request)
+        if not outcome.refused:
+            assert self._supervision.supervisor is not None
+            self._send(self._supervision.supervisor, msg.VisionTarget(outcome.replicas))
+        self._send(peer, outcome)
 
     def _tell_state(self) -> None:
         """Tells all gateways the engine's state, if it is news."""
@@ -363,7 +354,17 @@ class Controller:
     def _send(self, peer: str, message: msg.Message, attachments: Sequence[memoryview] = ()) -> None:
         """Sends a message; a peer that does not take it is lost."""
         if not self._hub.send(peer, message, attachments):
-            self._lose(peer, "it is gone or takes no more messages")
+            self._give_up([peer], "it is gone or takes no more messages")
+
+    def _give_up(self, names: Sequence[str], why: str) -> None:
+        """Loses peers whose processes may live on, and would be missed for ever: the supervisor is to end them."""
+        peers = [peer for name in names if (peer := self._peers.live(name)) is not None]
+        for peer in peers:
+            peer.stuck_why = why
+            self._lose(peer.name, why)  # of ranks, the first takes the others with it
+        for peer in peers:
+            if self._supervision.supervisor is not None:
+                self._send(self._supervision.supervisor, stuck_message(peer))
 
     def _lose(self, name: str, why: str) -> None:
         """Goes on without a peer. Unknown and lost ones are fine."""
@@ -380,8 +381,8 @@ class Controller:
             case Role.VISION_WORKER:
                 self._perform(self._ledger.lose(name, time.monotonic()))
                 self._tell_state()
-            case Role.SUPERVISOR:
-                self._supervisor = None
+            case Role.SUPERVISOR if name == self._supervision.supervisor:
+                self._supervision.leave()
 
     def _dismiss(self, name: str) -> None:
         """Tells a lost peer that it is; a vision worker only once nobody needs its segment, which goes with it."""

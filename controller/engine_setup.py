@@ -23,6 +23,7 @@ def make_engine(settings: ControllerSettings, num_blocks: int) -> Engine:
             image_token_id=settings.image_token_id,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
+            vocab_size=settings.vocab_size,
         )
     )
 

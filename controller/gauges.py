@@ -1,18 +1,21 @@
-"""The numbers of `airside.v1.Gauges`, gathered from those who own them."""
+"""Answers about the whole, gathered from those who own its parts: the numbers of `airside.v1.Gauges`, and the peers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from airside._core import Engine
+from airside.controller.engine_host import EngineHost
+from airside.controller.peers import Peers
 from airside.controller.step_clock import StepClock
+from airside.controller.supervisor_desk import SupervisorDesk
 from airside.controller.vision_ledger import VisionLedger
-from airside.proto.messages import Gauges
+from airside.proto import messages as msg
 
 
 def gather_gauges(
     query_id: int, engine: Engine | None, ledger: VisionLedger, clock: StepClock, refused: Mapping[str, int]
-) -> Gauges:
+) -> msg.Gauges:
     """The answer to a `GaugesQuery`. Without an engine yet, its numbers are left out, which reads as 0."""
     gauges: dict[str, float] = {
         "vision_queue_depth": ledger.num_queued,
@@ -33,4 +36,12 @@ def gather_gauges(
             "prompt_tokens": stats.prompt_tokens,
             "generation_tokens": stats.generation_tokens,
         }
-    return Gauges(query_id, gauges, dict(stats.finished) if stats else {}, dict(refused))
+    return msg.Gauges(query_id, gauges, dict(stats.finished) if stats else {}, dict(refused))
+
+
+def gather_peers(
+    query_id: int, now: float, peers: Peers, host: EngineHost, ledger: VisionLedger, supervision: SupervisorDesk
+) -> msg.Peers:
+    """The answer to a `PeersQuery`. `now` is of the clock of `peers`."""
+    rows = peers.rows(now, ledger.worker_states() | host.rank_states(), ledger.jobs_done())
+    return msg.Peers(query_id, rows, supervision.vision_target, supervision.vision_pending)

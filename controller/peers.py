@@ -6,7 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from airside.proto.messages import PeerRow
+from airside.proto import messages as msg
+from airside.proto.messages import Message, PeerRow
 
 LOST_PEERS_MAX = 64
 """Lost peers that are remembered, so that an operator sees what went."""
@@ -22,6 +23,28 @@ class Role(Enum):
     SUPERVISOR = "supervisor"
 
 
+SPOKEN_BY: dict[type[Message], Role] = {
+    msg.AbortSequence: Role.GATEWAY,
+    msg.AbortByName: Role.GATEWAY,
+    msg.ScaleVision: Role.GATEWAY,
+    msg.StepResult: Role.WORKER,
+    msg.WorkerFailed: Role.WORKER,
+    msg.Credit: Role.VISION_WORKER,
+    msg.Shape: Role.VISION_WORKER,
+    msg.Pixels: Role.VISION_WORKER,
+    msg.ImageFailed: Role.VISION_WORKER,
+    msg.Goodbye: Role.VISION_WORKER,
+    msg.PeerLost: Role.SUPERVISOR,
+    msg.VisionPool: Role.SUPERVISOR,
+    msg.DrainVision: Role.SUPERVISOR,
+    msg.Shutdown: Role.SUPERVISOR,
+}
+"""Who may say what. Anybody may ask, and say hello."""
+
+FIRST_MESSAGES = (msg.GatewayHello, msg.WorkerHello, msg.VisionHello, msg.SupervisorHello, msg.WorkerFailed)
+"""What one says who is not known, or counts as lost. A rank that could not load its weights has said no hello."""
+
+
 @dataclass(slots=True)
 class Peer:
     """One process that has said hello."""
@@ -34,6 +57,7 @@ class Peer:
     heard_at: float
     quiet_since: float  # heard_at, or later when silence was excused until then
     lost: bool = False
+    stuck_why: str = ""  # lost while its process may live on
     rss_bytes: int = 0
 
 
@@ -62,6 +86,13 @@ class Peers:
         if peer is not None:
             peer.rss_bytes = rss_bytes
 
+    def may_say(self, name: str, message: Message) -> bool:
+        """Whether the process of this name has said hello as one whose word this is."""
+        peer, role = self._peers.get(name), SPOKEN_BY.get(type(message))
+        if peer is None:
+            return role is None or isinstance(message, FIRST_MESSAGES)
+        return peer.role is not Role.CONTROLLER and role in (None, peer.role)
+
     def get(self, name: str) -> Peer | None:
         """The last process of this name to say hello, lost or not."""
         return self._peers.get(name)
@@ -72,15 +103,19 @@ class Peers:
         return None if peer is None or peer.lost else peer
 
     def lose(self, name: str) -> Peer | None:
-        """Marks a peer as lost and returns it; None when it is unknown or was lost before."""
+        """Marks a peer as lost and returns it; None when it is unknown, was lost before, or is ourselves."""
         peer = self.live(name)
-        if peer is None:
+        if peer is None or peer.role is Role.CONTROLLER:
             return None
         peer.lost = True
         lost = [other.name for other in self._peers.values() if other.lost]
         for oldest in lost[:-LOST_PEERS_MAX]:
             del self._peers[oldest]
         return peer
+
+    def stuck(self) -> list[Peer]:
+        """Lost ones whose processes may live on."""
+        return [peer for peer in self._peers.values() if peer.lost and peer.stuck_why]
 
     def leave(self, name: str) -> None:
         """The process has said goodbye."""
@@ -90,7 +125,7 @@ class Peers:
         """Live peers not heard of for too long. Those in `excused` may be silent now; their time starts later."""
         silent = []
         for peer in self._peers.values():
-            if peer.name in excused:
+            if peer.name in excused or peer.role is Role.CONTROLLER:
                 peer.quiet_since = now
             elif not peer.lost and now - peer.quiet_since > silence_max_s:
                 silent.append(peer.name)
@@ -106,7 +141,7 @@ class Peers:
                 node=peer.node,
                 pid=peer.pid,
                 state="lost" if peer.lost else states.get(peer.name, "ready"),
-                last_heard_s=now - peer.heard_at,
+                last_heard_s=0.0 if peer.role is Role.CONTROLLER else now - peer.heard_at,
                 jobs_done=jobs_done.get(peer.name, 0),
                 rss_bytes=peer.rss_bytes,
             )

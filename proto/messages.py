@@ -472,3 +472,15 @@ class VisionTarget(Message):
     """Controller -> supervisor: someone asked for this many vision workers."""
 
     replicas: int
+
+
+@message(75)
+class PeerStuck(Message):
+    """Controller -> supervisor: this process was given up, but may live on, stopped or hung. It is to be ended.
+
+    `pid` tells it from a new process of the same name.
+    """
+
+    name: str
+    pid: int
+    why: str

@@ -49,6 +49,9 @@ class ControllerSettings(Settings):
     image_job_attempts_max: int = 3
     node: str = "local"
     log_level: str = "info"
+    vocab_size: int | None = None  # token ids are below it; None: they are not checked
+    step_timeout_s: float = 120.0  # a step in flight for longer has lost its ranks
+    silence_timeout_s: float = 12.0  # a peer not heard of for longer is lost
 
 
 @dataclass(frozen=True, slots=True)

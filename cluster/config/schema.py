@@ -146,6 +146,9 @@ class EngineBlock(Block):
     preemption: Literal["recompute", "stop"] = Field(
         default="recompute", description="what happens to a request that loses its KV blocks: computed again, or ended"
     )
+    step_timeout_s: float = Field(
+        default=120.0, gt=0, description="a step that takes longer counts as hung, and its ranks start again"
+    )
     limits: EngineLimits = Field(default=EngineLimits(), description="what may wait")
 
 
@@ -211,6 +214,9 @@ class ClusterBlock(Block):
     )
     startup_timeout_s: float = Field(
         default=120.0, gt=0, description="time to become ready, waiting for resources included"
+    )
+    silence_timeout_s: float = Field(
+        default=12.0, ge=3, description="a process not heard of for longer counts as hung, and starts again"
     )
 
 

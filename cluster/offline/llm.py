@@ -25,6 +25,7 @@ from airside.cluster.local_processes import LocalProcesses
 from airside.cluster.model_source import resolve
 from airside.cluster.offline.session import OfflineError, Session
 from airside.controller.gateway import request_checks as checks
+from airside.controller.gateway.errors import invalid
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import messages as msg
@@ -33,6 +34,14 @@ from airside.workers.model_config import load_model_config
 START_TIMEOUT_S = 180.0
 
 Prompt = str | Sequence[int]
+
+_STOP_FIELDS = {
+    # of SamplingParams: as `airside.v1.Stop` calls it
+    "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": "token_ids",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +59,21 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
 
     def to_proto(self) -> tuple[pb.Sampling, pb.Stop]:
-        """The same as the public messages, with only those fields set that were given."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None}
-        token_ids = given.pop("stop_token_ids")
-        stop_fields = {name: given.pop(name) for name in ("max_tokens", "min_tokens", "ignore_eos") if name in given}
-        return pb.Sampling(**given), pb.Stop(token_ids=token_ids, **stop_fields)
+        """The same as the public messages, with only those fields set that were given.
+
+        Raises:
+            RequestError: a value that is of another type, or outside its type's range.
+        """
+        sampling, stop = pb.Sampling(), pb.Stop()
+        for name, value in dataclasses.asdict(self).items():
+            if value is None:
+                continue
+            block: Any = stop if name in _STOP_FIELDS else sampling  # Any: one of two message classes
+            try:
+                block.MergeFrom(type(block)(**{_STOP_FIELDS.get(name, name): value}))
+            except (TypeError, ValueError) as error:
+                raise invalid(name, f"is {value!r}: {error}") from error
+        return sampling, stop
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ class RayProcess:
         self._pid_ref = self._actor.pid.remote()
         self.run_ref = self._actor.run.remote()
         self._pid: int | None = None
+        self._killed_why = ""
 
     @property
     def pid(self) -> int | None:
@@ -66,6 +67,8 @@ class RayProcess:
     def end(self) -> tuple[int, str]:
         """Exit status and one line saying how it ended. Only once it has."""
         assert self.has_ended, f"{self.name} still runs"
+        if self._killed_why:
+            return 1, f"killed, {self._killed_why}"
         try:
             status, why = ray.get(self.run_ref)
             return status, f"exit status {status}: {why}" if why else f"exit status {status}"
@@ -81,6 +84,15 @@ class RayProcess:
             self.kill()
         elif not self.has_ended:
             self._signal(signal.SIGTERM)
+
+    def kill_stuck(self, pid: int, why: str) -> bool:
+        """Ends it if this is its pid, and says why when asked how it ended. False: it is another, or has ended."""
+        self.look_for_pid()
+        if self._pid != pid or self.has_ended:
+            return False
+        self._killed_why = why
+        self.kill()
+        return True
 
     def kill(self) -> None:
         """Ends it now, stopped or hung or not."""

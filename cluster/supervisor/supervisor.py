@@ -6,6 +6,7 @@ Its loop: hear the controller, notice who has ended, keep the vision pool at its
     a rank ends         the other ranks cannot go on: all are killed and start again, as the next group
     a vision worker     the controller is told, another one starts, unless it was to go
     the controller ends requests are lost with it: all but the gateways start again
+    one of them hangs   the controller says so; it is killed, and has ended
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from airside.proto.messages import (
     Heartbeat,
     Message,
     PeerLost,
+    PeerStuck,
     Shutdown,
     SupervisorHello,
     VisionTarget,
@@ -121,6 +123,8 @@ class Supervisor:
         match envelope.message:
             case VisionTarget(replicas):
                 self.vision.set_target(replicas)
+            case PeerStuck(name, pid, why):
+                self._end_stuck(name, pid, why)
             case Shutdown(why):  # it took a pause of this process, or of the machine, for its end
                 self._tell(f"the controller counted the supervisor as lost ({why}); greeting it again")
                 self._greet()
@@ -201,6 +205,12 @@ class Supervisor:
             self._gateways[process.name] = self._start_gateway(list(self._gateways).index(process.name))
         else:
             self._restart_ranks(process.name, how)
+
+    def _end_stuck(self, name: str, pid: int, why: str) -> None:
+        """Kills a process that the controller has given up, so that its end is noticed and seen to like any other."""
+        for process in self._all():
+            if process.name == name and process.kill_stuck(pid, why):
+                self._tell(f"{name} (process {pid}) hangs: {why}; it is ended")
 
     def _on_vision_end(self, process: RayProcess, how: str) -> None:
         if self.vision.ended(process, how, time.monotonic()):

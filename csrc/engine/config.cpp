@@ -28,6 +28,7 @@ void Validate(const EngineConfig& config) {
   AtLeast(2, config.max_model_len, "max_model_len");
   AtLeast(1, config.max_queued_requests, "max_queued_requests");
   AtLeast(1, config.max_queued_tokens, "max_queued_tokens");
+  if (config.vocab_size) AtLeast(1, *config.vocab_size, "vocab_size");
 }
 
 PreemptionPolicy ParsePreemptionPolicy(std::string_view name) {

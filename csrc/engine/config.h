@@ -24,6 +24,7 @@ struct EngineConfig {
   std::optional<TokenId> image_token_id;
   int max_queued_requests = 256;
   std::int64_t max_queued_tokens = 200'000;
+  std::optional<TokenId> vocab_size;  // token ids are in [0, vocab_size); none: unchecked
 
   std::int64_t PoolTokens() const { return std::int64_t{num_blocks} * block_size; }
 

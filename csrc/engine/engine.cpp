@@ -68,6 +68,9 @@ std::optional<Rejection> Engine::FindQueueFull(const Request& request) const {
 
 bool Engine::SetShape(SeqId seq_id, int image_index, std::vector<TokenId> expansion) {
   if (expansion.empty()) throw std::invalid_argument("an expansion needs at least one token");
+  if (auto fault = FindStranger("expansion", expansion, config_)) {
+    throw std::invalid_argument(*fault);
+  }
   Sequence* const sequence = FindImage(seq_id, image_index);
   if (sequence == nullptr) return false;
   Image& image = sequence->input.images[image_index];

@@ -57,8 +57,24 @@ std::string_view Name(RejectionCode code) {
   return "";
 }
 
+std::optional<std::string> FindStranger(std::string_view name, std::span<const TokenId> tokens,
+                                        const EngineConfig& config) {
+  if (!config.vocab_size) return std::nullopt;
+  const auto is_strange = [size = *config.vocab_size](TokenId id) { return id < 0 || id >= size; };
+  const auto at = std::find_if(tokens.begin(), tokens.end(), is_strange);
+  if (at == tokens.end()) return std::nullopt;
+  return std::string(name) + "[" + std::to_string(at - tokens.begin()) + "] is " +
+         std::to_string(*at) + ", but the model's token ids are in [0, " +
+         std::to_string(*config.vocab_size) + ")";
+}
+
 std::optional<Rejection> FindFault(const Request& request, const EngineConfig& config) {
   if (request.token_ids.empty()) return Invalid("the prompt has no tokens");
+  // One of them would fail the step, and with it every group of workers that is given it again.
+  if (auto fault = FindStranger("token_ids", request.token_ids, config)) return Invalid(*fault);
+  if (auto fault = FindStranger("stop_token_ids", request.stop_token_ids, config)) {
+    return Invalid(*fault);
+  }
   if (request.max_tokens && *request.max_tokens < 1) {
     return Invalid("max_tokens is " + std::to_string(*request.max_tokens) +
                    ", but must be at least 1");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,11 @@ struct Rejection {
   RejectionCode code;
   std::string detail;
 };
+
+// What is wrong with the first token, if any, that the model does not know: its index and id, and
+// the size of the vocabulary. `name` is what the tokens are called.
+std::optional<std::string> FindStranger(std::string_view name, std::span<const TokenId> tokens,
+                                        const EngineConfig& config);
 
 // What is wrong with a request whatever else is going on. Of images only the marks are counted
 // here, since their sizes are not known yet.

@@ -51,7 +51,7 @@ void BindConfig(nb::module_& m) {
              int max_num_batched_tokens, int max_model_len, bool enable_chunked_prefill,
              bool prefill_first, bool strict_fifo, std::string_view preemption,
              std::optional<TokenId> image_token_id, int max_queued_requests,
-             std::int64_t max_queued_tokens) {
+             std::int64_t max_queued_tokens, std::optional<TokenId> vocab_size) {
             new (self) EngineConfig{.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .max_num_seqs = max_num_seqs,
@@ -63,7 +63,8 @@ void BindConfig(nb::module_& m) {
                                     .preemption = ParsePreemptionPolicy(preemption),
                                     .image_token_id = image_token_id,
                                     .max_queued_requests = max_queued_requests,
-                                    .max_queued_tokens = max_queued_tokens};
+                                    .max_queued_tokens = max_queued_tokens,
+                                    .vocab_size = vocab_size};
             Validate(*self);
           },
           nb::kw_only(), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("max_num_seqs"),
@@ -74,6 +75,7 @@ void BindConfig(nb::module_& m) {
           nb::arg("preemption") = Name(defaults.preemption), nb::arg("image_token_id") = nb::none(),
           nb::arg("max_queued_requests") = defaults.max_queued_requests,
           nb::arg("max_queued_tokens") = defaults.max_queued_tokens,
+          nb::arg("vocab_size") = nb::none(),
           "Raises ValueError, naming the first value that makes no sense.")
       .def_ro("num_blocks", &EngineConfig::num_blocks, "KV blocks in the pool.")
       .def_ro("block_size", &EngineConfig::block_size, "Tokens that a block holds.")
@@ -95,7 +97,9 @@ void BindConfig(nb::module_& m) {
       .def_ro("image_token_id", &EngineConfig::image_token_id,
               "The token whose positions are image embeddings; None: the model takes no images.")
       .def_ro("max_queued_requests", &EngineConfig::max_queued_requests, "Requests that may wait.")
-      .def_ro("max_queued_tokens", &EngineConfig::max_queued_tokens, "Tokens that may wait.");
+      .def_ro("max_queued_tokens", &EngineConfig::max_queued_tokens, "Tokens that may wait.")
+      .def_ro("vocab_size", &EngineConfig::vocab_size,
+              "Token ids are below it; None: they are not checked.");
 }
 
 void BindRequest(nb::module_& m) {
@@ -272,7 +276,8 @@ void BindEngine(nb::module_& m) {
           nb::arg("seq_id"), nb::arg("image_index"), nb::arg("expansion"),
           "The tokens (i32) that take the place of an image's mark; images may come in any order. "
           "False: the sequence is not live (any more), or the shape is known already.\n\n"
-          "Raises ValueError when there is no such image, or the expansion is empty.")
+          "Raises ValueError when there is no such image, the expansion is empty, or one of its "
+          "tokens is outside the vocabulary.")
       .def(
           "set_ready",
           [](Engine& self, std::uint64_t seq_id, int image_index) {

@@ -122,3 +122,11 @@ def test_cuda_needs_gpus_and_kernels() -> None:
 def test_a_run_directory_whose_sockets_cannot_exist_is_refused() -> None:
     with pytest.raises(LaunchError, match="too long"):
         plan(run=Run("x", Path("/" + "d" * 110)))
+
+
+def test_the_controller_is_told_the_vocabulary_and_what_counts_as_hung() -> None:
+    settings = plan().controller()
+    assert (settings.vocab_size, settings.step_timeout_s, settings.silence_timeout_s) == (512, 120.0, 12.0)
+    patience = {"engine": {"step_timeout_s": 7.5}, "cluster": {"silence_timeout_s": 30.0}}
+    settings = plan(patience).controller()
+    assert (settings.step_timeout_s, settings.silence_timeout_s) == (7.5, 30.0)

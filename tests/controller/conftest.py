@@ -13,7 +13,7 @@ import pytest
 
 from airside.controller.controller import Controller
 from airside.proto.channel import Hub
-from airside.proto.messages import Shutdown
+from airside.proto.messages import Shutdown, SupervisorHello
 from tests.controller.scripted import Gateway, Peer, Rank, VisionWorker, controller_settings
 
 P = TypeVar("P", bound=Peer)
@@ -65,6 +65,12 @@ class Bus:
         worker.hello(credits)
         return worker
 
+    def supervisor(self, name: str = "supervisor") -> Peer:
+        """Whose word on processes counts."""
+        supervisor = self.peer(Peer, name)
+        supervisor.send(SupervisorHello("local", supervisor.pid))
+        return supervisor
+
     def join(self) -> None:
         """Waits for the controller to end by itself, and raises what it raised."""
         assert self._thread is not None
@@ -75,7 +81,7 @@ class Bus:
 
     def close(self) -> None:
         if self.controller is not None:
-            self.peer(Peer, "closes").send(Shutdown("the test is over"))
+            self.supervisor("closes").send(Shutdown("the test is over"))
             self.join()
         for peer in self._peers:
             peer.close()

@@ -93,7 +93,7 @@ def test_shutdown_ends_every_request_and_sends_everyone_home(bus: Bus) -> None:
     gateway.add(2, (7,), b"picture")
     rank.plan()
     vision.job()
-    bus.peer(Rank, "supervisor").send(msg.Shutdown("airside down"))
+    bus.supervisor().send(msg.Shutdown("airside down"))
     ends = [gateway.finish(seq_id)[1] for seq_id in (1, 2)]
     assert {(end.reason, end.detail) for end in ends} == {("abort", "server is shutting down")}
     assert (rank.expect(msg.Shutdown).why, vision.expect(msg.Shutdown).why) == ("airside down", "airside down")

@@ -12,9 +12,7 @@ from tests.controller.scripted import Rank, i32, read_i32
 
 
 def lose_by_supervisor(bus: Bus, rank: Rank) -> None:
-    supervisor = bus.peer(Rank, "supervisor")
-    supervisor.send(msg.SupervisorHello("local", 1))
-    supervisor.send(msg.PeerLost(rank.name, "exit code -9"))
+    bus.supervisor().send(msg.PeerLost(rank.name, "exit code -9"))
 
 
 def lose_by_its_word(_bus: Bus, rank: Rank) -> None:

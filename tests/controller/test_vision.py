@@ -23,7 +23,7 @@ def serving(bus: Bus) -> tuple[Gateway, Rank]:
 
 def lose(bus: Bus, worker: VisionWorker) -> None:
     """What the supervisor says when a vision worker's process ends."""
-    bus.peer(VisionWorker, f"tells-{worker.name}").send(msg.PeerLost(worker.name, "exit code -11"))
+    bus.supervisor(f"tells-{worker.name}").send(msg.PeerLost(worker.name, "exit code -11"))
 
 
 def test_an_image_request_end_to_end(bus: Bus) -> None:
@@ -157,9 +157,11 @@ def test_pixels_in_a_step_in_flight_are_kept_until_it_is_over(bus: Bus) -> None:
 def test_a_vision_worker_that_hangs_is_given_up(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "JOB_SILENCE_MAX_S", 0.3)
     gateway, _ = serving(bus)
-    hangs = bus.vision_worker("vision-0")
+    hangs, supervisor = bus.vision_worker("vision-0"), bus.supervisor()
     gateway.add(1, PROMPT, b"picture")
     job = hangs.job()
+    stuck = supervisor.expect(msg.PeerStuck)
+    assert (stuck.name, stuck.pid, "no progress" in stuck.why) == ("vision-0", hangs.pid, True)
     other = bus.vision_worker("vision-1")
     assert other.job() == msg.Job(1, 0, 2)
     hangs.shape(job)  # lost peers that wake up are told so
@@ -209,10 +211,9 @@ def test_the_segment_of_a_dead_worker_goes_with_its_last_lease(bus: Bus) -> None
 
 def test_a_drained_vision_worker_leaves(bus: Bus) -> None:
     gateway, _ = serving(bus)
-    vision, supervisor = bus.vision_worker("vision-0", credits=2), bus.peer(Gateway, "supervisor")
+    vision = bus.vision_worker("vision-0", credits=2)
     gateway.wait_ready(vision=True)
-    supervisor.send(msg.SupervisorHello("local", 1))
-    supervisor.send(msg.DrainVision("vision-0"))
+    bus.supervisor().send(msg.DrainVision("vision-0"))
     vision.expect(msg.Drain)
     gateway.expect(msg.EngineState, lambda state: not state.vision_ready)
     assert gateway.peers()["vision-0"].state == "draining"
@@ -224,11 +225,11 @@ def test_a_drained_vision_worker_leaves(bus: Bus) -> None:
 
 def test_scaling_is_passed_to_the_supervisor(bus: Bus) -> None:
     bus.start(vision_target=2)
-    gateway, supervisor = bus.gateway(), bus.peer(Gateway, "supervisor")
+    gateway = bus.gateway()
     gateway.send(msg.ScaleVision(8, 3))
     refused = gateway.expect(msg.ScaleVisionOutcome)
     assert (refused.replicas, "supervisor" in refused.refused) == (2, True)
-    supervisor.send(msg.SupervisorHello("local", 1))
+    supervisor = bus.supervisor()
     assert supervisor.expect(msg.VisionTarget).replicas == 2
     gateway.send(msg.ScaleVision(9, 3))
     assert gateway.expect(msg.ScaleVisionOutcome) == msg.ScaleVisionOutcome(9, 3, "")

@@ -108,6 +108,9 @@ class NaiveModel:
         queued_tokens = sum(len(other.tokens()) for other in waiting)
         if sequence.seq_id in self.live:
             return "duplicate_id"
+        size = self._config.vocab_size
+        if size is not None and not all(0 <= token < size for token in sequence.marked + sequence.stops):
+            return "invalid"
         if len(sequence.marked) > self._config.max_model_len - 1:
             return "context_exceeded"
         if len(sequence.marked) + 1 > self._config.num_blocks * self._config.block_size:

@@ -265,12 +265,39 @@ def test_sampling_values_arrive_as_they_were_asked() -> None:
         {"max_num_seqs": 0},
         {"max_num_batched_tokens": 0},
         {"max_model_len": 1},
+        {"vocab_size": 0},
         {"preemption": "swap"},
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_name(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         config(**values)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops", "detail"),
+    [
+        ([0, 99], [99], None),
+        ([5, 6, 100], [], "token_ids[2] is 100, but the model's token ids are in [0, 100)"),
+        ([5, -1], [], "token_ids[1] is -1, but the model's token ids are in [0, 100)"),
+        ([5], [3, 100], "stop_token_ids[1] is 100, but the model's token ids are in [0, 100)"),
+        ([5], [-1], "stop_token_ids[0] is -1, but the model's token ids are in [0, 100)"),
+    ],
+)
+def test_tokens_against_the_vocabulary(tokens: list[int], stops: list[int], detail: str | None) -> None:
+    engine = _core.Engine(config(vocab_size=100))
+    rejection = engine.add(request(1, tokens, stop_token_ids=stops), 0.0)
+    assert (rejection and (rejection.code, rejection.detail)) == (detail and ("invalid", detail))
+    assert _core.Engine(config()).add(request(1, tokens, stop_token_ids=stops), 0.0) is None  # unchecked
+    assert engine.status(1) == (None if detail else "WAITING")
+
+
+def test_an_expansion_against_the_vocabulary() -> None:
+    engine = _core.Engine(config(vocab_size=100))
+    engine.add(request(1, [IMAGE], image_positions=[0]), 0.0)
+    with pytest.raises(ValueError, match=r"expansion\[1\] is 100"):
+        engine.set_shape(1, 0, i32([IMAGE, 100]))
+    assert engine.set_shape(1, 0, i32([IMAGE, 99]))
 
 
 def test_queue_position_counts_those_ahead() -> None:

@@ -26,8 +26,11 @@ CONFIGS = st.builds(
     image_token_id=st.just(IMAGE),
     max_queued_requests=st.integers(1, 6),
     max_queued_tokens=st.integers(4, 60),
+    vocab_size=st.sampled_from([None, 31, 30]),
 )
 TOKENS = st.integers(20, 30)
+"""Ids that no fake model makes; the last is outside the smallest vocabulary."""
+
 EXPANSIONS = st.lists(st.sampled_from([IMAGE, IMAGE, 8]), min_size=1, max_size=6)
 
 

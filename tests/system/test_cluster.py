@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import yaml
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -232,6 +233,69 @@ def test_images_outlive_their_vision_worker(up: UpServer, channel: grpc.Channel)
     for future, expected in zip(load, quiet, strict=True):
         assert all(answer.token_ids == expected for answer in future.result())
     assert up.pids("controller", "gateway", "worker") == others
+
+
+@pytest.fixture(scope="module")
+def impatient(model: Path) -> Iterator[UpServer]:
+    """A server that soon takes silence for a hang."""
+    with new_home() as home:
+        server = UpServer(home, model, ["engine.step_timeout_s=3", "cluster.silence_timeout_s=3"])
+        try:
+            server.wait_ready()
+            yield server
+        finally:
+            server.close()
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_stream_outlives_a_rank_that_stops_in_a_step(impatient: UpServer) -> None:
+    with grpc.insecure_channel(impatient.address) as channel:
+        quiet = ask(channel, text_request()).token_ids
+        others = impatient.pids("controller", "gateway", "vision_worker")
+        (rank,) = impatient.pids("worker")
+        call = InferenceStub(channel).Generate(text_request(), timeout=2 * PATIENCE_S)
+        events = [next(call) for _ in range(3)]
+        os.kill(rank, signal.SIGSTOP)
+        assert Answer([*events, *call]).token_ids == quiet
+    assert impatient.pids("controller", "gateway", "vision_worker") == others
+    assert impatient.pids("worker") != {rank}
+    assert has_ended(rank)
+    assert f"worker-0 (process {rank}) hangs: a step took more than 3 s" in impatient.text()
+
+
+def test_an_idle_rank_that_stops_is_replaced(impatient: UpServer) -> None:
+    before = impatient.tokens()
+    (rank,) = impatient.pids("worker")
+    os.kill(rank, signal.SIGSTOP)
+    wait_until(lambda: bool(impatient.pids("worker") - {rank}) and impatient.is_ready(), PATIENCE_S, "another rank")
+    assert has_ended(rank)
+    assert impatient.tokens() == before
+
+
+def test_images_outlive_a_vision_worker_that_stops(impatient: UpServer) -> None:
+    with grpc.insecure_channel(impatient.address) as channel:
+        quiet = ask(channel, image_request(0)).token_ids
+        (stopped,) = impatient.pids("vision_worker")
+        os.kill(stopped, signal.SIGSTOP)
+        assert ask(channel, image_request(0)).token_ids == quiet
+    assert impatient.pids("vision_worker") != {stopped}
+    wait_until(lambda: has_ended(stopped), PATIENCE_S, "it is ended")
+
+
+def test_a_gateway_that_stops_is_replaced(impatient: UpServer) -> None:
+    before = impatient.tokens()
+    (stopped,) = impatient.pids("gateway")
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: has_ended(stopped), PATIENCE_S, "it is ended")
+    with grpc.insecure_channel(impatient.address) as channel:
+        ask(channel, text_request(4))  # waits until somebody listens
+    assert impatient.tokens() == before
 
 
 def test_the_gateway_comes_back_on_its_port(up: UpServer) -> None:

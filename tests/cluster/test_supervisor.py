@@ -1,0 +1,196 @@
+"""The supervisor over a stand-in for Ray: its actors are processes that sleep, and the test is the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from airside.cluster.launch_plan import Run
+from airside.cluster.runs.stop_signal import StopSignal
+from airside.cluster.supervisor import ray_process
+from airside.cluster.supervisor.ray_cluster import RayCluster
+from airside.cluster.supervisor.ray_process import RayProcess
+from airside.cluster.supervisor.supervisor import Supervisor
+from airside.proto import messages as msg
+from airside.proto.channel import Hub
+from tests.cluster.test_launch import plan
+from tests.real_processes import wait_until
+
+PATIENCE_S = 20.0
+
+
+class Ref:
+    """What a call of an actor's method returns: there once `is_ready`, and then `value`."""
+
+    def __init__(self, is_ready: Callable[[], bool], value: Callable[[], object]) -> None:
+        self.is_ready = is_ready
+        self.value = value
+
+
+class SleepingActor:
+    """Its method `run` returns when the process has ended."""
+
+    def __init__(self, *_: object) -> None:
+        self.process = subprocess.Popen(["sleep", "300"])
+        self.pid = self._method(lambda: True, lambda: self.process.pid)
+        self.run = self._method(lambda: self.process.poll() is not None, lambda: (self.process.returncode, ""))
+
+    @staticmethod
+    def _method(is_ready: Callable[[], bool], value: Callable[[], object]) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda: Ref(is_ready, value))
+
+
+class StandInRay:
+    """As much of Ray as `RayProcess` uses."""
+
+    def __init__(self) -> None:
+        self.exceptions = ray_process.ray.exceptions
+        self.actors: list[SleepingActor] = []
+
+    def remote(self, _: type) -> SimpleNamespace:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *arguments: object) -> SleepingActor:
+        self.actors.append(SleepingActor(*arguments))
+        return self.actors[-1]
+
+    def wait(self, refs: list[Ref], **_: object) -> tuple[list[Ref], list[Ref]]:
+        return [ref for ref in refs if ref.is_ready()], [ref for ref in refs if not ref.is_ready()]
+
+    def get(self, ref: Ref) -> object:
+        return ref.value()
+
+    def kill(self, actor: SleepingActor, no_restart: bool) -> None:
+        assert no_restart
+        actor.process.kill()
+
+    def end_all(self) -> None:
+        for actor in self.actors:
+            actor.process.kill()
+            actor.process.wait()
+
+
+class StandInCluster:
+    """A node with room for everything."""
+
+    node, node_resource, is_alive = "here", "node:here", True
+
+    def bundle(self, index: int) -> int:
+        return index
+
+    def missing(self, _: dict[str, float]) -> str:
+        return ""
+
+
+class Stage:
+    """A started supervisor, and the bus as the controller has it."""
+
+    def __init__(self, folder: Path) -> None:
+        made = plan({"engine": {"tensor_parallel_size": 2}}, run=Run("0a1b2c3d", folder), image_token_id=5)
+        self.hub = Hub(made.run.endpoint)
+        self.told: list[str] = []
+        cluster = cast(RayCluster, StandInCluster())
+        self.supervisor = Supervisor(made, cluster, StopSignal(), self.told.append)
+        self.heard: list[msg.Message] = []
+        self.supervisor.start(is_ready=lambda: len(self.processes()) == 5, timeout_s=PATIENCE_S)
+        self.turn_until(lambda: any(isinstance(message, msg.SupervisorHello) for message in self.heard))
+
+    def processes(self) -> dict[str, RayProcess]:
+        return {process.name: process for process in self.supervisor._all()}
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self.processes().items() if process.pid is not None}
+
+    def send(self, message: msg.Message) -> None:
+        assert self.hub.send("supervisor", message)
+
+    def turn(self) -> bool:
+        self.supervisor.turn()
+        self.heard += [envelope.message for envelope in self.hub.receive(0)]
+        return True
+
+    def turn_until(self, holds: Callable[[], bool]) -> None:
+        wait_until(lambda: self.turn() and holds(), PATIENCE_S, "the supervisor has done it")
+
+    def lost(self) -> dict[str, str]:
+        return {message.name: message.detail for message in self.heard if isinstance(message, msg.PeerLost)}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInRay]:
+    stand_in = StandInRay()
+    monkeypatch.setattr(ray_process, "ray", stand_in)
+    yield stand_in
+    stand_in.end_all()
+
+
+@pytest.fixture
+def stage(ray: StandInRay) -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="as", dir="/tmp") as folder:
+        made = Stage(Path(folder))
+        yield made
+        ray.end_all()
+        made.supervisor.close(0.0)
+        made.hub.close()
+
+
+def stop(pid: int) -> None:
+    """The process is there, and does nothing any more."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_stopped_rank_is_killed_and_the_group_starts_again(stage: Stage) -> None:
+    before = stage.pids()
+    stop(before["worker-1"])
+    stage.turn()
+    assert stage.pids() == before  # nobody sees it from outside
+    stage.send(msg.PeerStuck("worker-1", before["worker-1"], "silent for 12 s"))
+    stage.turn_until(lambda: len({*stage.pids().values()} - {*before.values()}) == 2)
+    after = stage.pids()
+    assert {name for name in after if after[name] != before[name]} == {"worker-0", "worker-1"}
+    assert stage.lost()["worker-1"] == "killed, silent for 12 s"
+    assert f"worker-1 (process {before['worker-1']}) hangs: silent for 12 s; it is ended" in stage.told
+
+    # What is said of all ranks of a launch comes for the second one when its name is a new process's already.
+    stage.send(msg.PeerStuck("worker-0", before["worker-0"], "silent for 12 s"))
+    stage.send(msg.VisionTarget(2))
+    stage.turn_until(lambda: "vision-1" in stage.pids())
+    assert stage.pids() | after == stage.pids()
+
+
+def test_a_stopped_vision_worker_is_killed_and_another_takes_its_place(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airside.cluster.supervisor.vision_scaling.PROVEN_S", 0.0)
+    before = stage.pids()
+    stop(before["vision-0"])
+    stage.send(msg.PeerStuck("vision-0", before["vision-0"], "no progress in 60 s"))
+    stage.turn_until(lambda: "vision-1" in stage.pids())
+    assert stage.lost() == {"vision-0": "killed, no progress in 60 s"}
+    assert stage.pids().keys() == {*before, "vision-1"} - {"vision-0"}
+
+
+def test_a_stopped_gateway_is_killed_and_starts_again(stage: Stage) -> None:
+    before = stage.pids()
+    stop(before["gateway-0"])
+    stage.send(msg.PeerStuck("gateway-0", before["gateway-0"], "silent for 12 s"))
+    stage.turn_until(lambda: stage.pids().get("gateway-0", before["gateway-0"]) != before["gateway-0"])
+    assert stage.lost() == {"gateway-0": "killed, silent for 12 s"}
+
+
+@pytest.mark.parametrize(("name", "pid"), [("nobody", 0), ("worker-0", -1), ("worker-0", None)])
+def test_nobody_else_is_killed(stage: Stage, name: str, pid: int | None) -> None:
+    before = stage.pids()
+    stage.send(msg.PeerStuck(name, before["worker-1"] if pid is None else pid, "silent for 12 s"))
+    stage.send(msg.VisionTarget(2))
+    stage.turn_until(lambda: "vision-1" in stage.pids())
+    assert {**stage.pids(), **before} == stage.pids()
+    assert stage.told == []
