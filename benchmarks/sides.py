@@ -67,7 +67,7 @@ class AirsideSide:
 
     def peak_rss_bytes(self) -> dict[str, int]:
         """See `Side`."""
-        return {name: _peak_rss_bytes(pid) for name, pid in self._processes.items()}
+        return {name: peak_rss_bytes(pid) for name, pid in self._processes.items()}
 
     def close(self) -> None:
         """See `Side`."""
@@ -98,7 +98,7 @@ class TransformersSide:
     def peak_rss_bytes(self) -> dict[str, int]:
         """See `Side`."""
         assert self._process.pid is not None
-        return {"transformers": _peak_rss_bytes(self._process.pid)}
+        return {"transformers": peak_rss_bytes(self._process.pid)}
 
     def close(self) -> None:
         """See `Side`."""
@@ -156,7 +156,8 @@ def _module(process: psutil.Process) -> str:
     return arguments[arguments.index("-m") + 1] if "-m" in arguments else process.name()
 
 
-def _peak_rss_bytes(pid: int) -> int:
+def peak_rss_bytes(pid: int) -> int:
+    """The most memory that a process has had resident since its start."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
