@@ -271,7 +271,7 @@ class Controller:
 
     def _on_worker_failed(self, peer: str, failure: msg.WorkerFailed) -> None:
         """A rank ends; one that could not load its weights has said no hello before."""
-        _log.error("worker_failed name=%s rank=%d detail=%s", peer, failure.rank, failure.detail)
+        _log.error("worker_failed name=%s rank=%d detail=%r", peer, failure.rank, failure.detail)
         self._lose(peer, failure.detail)
         self._host.explain(f"rank {failure.rank} failed: {failure.detail}")
         self._tell_state()

@@ -87,7 +87,12 @@ class Peers:
             peer.rss_bytes = rss_bytes
 
     def may_say(self, name: str, message: Message) -> bool:
-        """Whether the process of this name has said hello as one whose word this is."""
+        """Whether the process of this name has said hello as one whose word this is.
+
+        Nobody may who has a name that would break lines of logs and lists.
+        """
+        if not name.isprintable():
+            return False
         peer, role = self._peers.get(name), SPOKEN_BY.get(type(message))
         if peer is None:
             return role is None or isinstance(message, FIRST_MESSAGES)

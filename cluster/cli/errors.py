@@ -34,5 +34,7 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if grpc is not None and isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
         status = error.code().name
         code = BAD_INPUT if status in _BAD_INPUT_STATUSES else FAILURE
+        if "failed to connect" in (error.details() or ""):
+            return "UNAVAILABLE: no server answers; start one with `airside up FILE`, or say --address HOST:PORT", code
         return f"{status}: {error.details()}", code
     return None

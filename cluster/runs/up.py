@@ -91,7 +91,7 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
             tell(f"ready after {time.monotonic() - began:.1f} s: gRPC on {state.address}, Ctrl-C to stop")
             supervisor.serve()
             grace_s = plan.config.server.shutdown_timeout_s
-            tell(f"stopping; running requests have up to {grace_s:g} s, again to stop now")
+            tell(f"stopping: running requests have up to {grace_s:g} s; Ctrl-C again stops at once")
         finally:
             supervisor.close(grace_s)
         tell("stopped")

@@ -63,7 +63,7 @@ def test_show_prints_what_set_changed() -> None:
 def test_no_server_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     result = airside("status", "--address", "127.0.0.1:9", home=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.startswith("UNAVAILABLE: ")
+    assert result.stderr.startswith("UNAVAILABLE: no server answers; start one with `airside up FILE`")
     assert len(result.stderr.splitlines()) == 1
 
 

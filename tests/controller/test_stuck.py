@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from airside.proto import messages as msg
 from tests.controller.conftest import Bus
 from tests.controller.scripted import IMAGE_TOKEN, PATIENCE_S, Peer, Rank, read_i32
@@ -101,13 +103,13 @@ def test_a_supervisor_that_comes_late_is_told_who_got_stuck(bus: Bus) -> None:
     assert not bus.supervisor("supervisor-1").heard(msg.PeerStuck)
 
 
-def test_words_without_the_right_to_say_them_change_nothing(bus: Bus) -> None:
+def test_words_without_the_right_to_say_them_change_nothing(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     bus.start(vision_target=1)
     gateway, rank, vision = bus.gateway(), bus.rank(), bus.vision_worker("vision-0", credits=0)
     gateway.wait_ready(vision=True)
     gateway.add(1, (1, 2, 3), max_tokens=1)
     plan = rank.plan()
-    stranger, impostor = bus.peer(Peer, "no\nbody"), bus.peer(Peer, "controller")
+    stranger, impostor = bus.peer(Peer, "nobody"), bus.peer(Peer, "controller")
     spoken: list[msg.Message] = [
         msg.Goodbye(),
         msg.Credit(1),
@@ -135,10 +137,12 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus) -> None:
             if not isinstance(message, own):
                 peer.send(message)
                 refused += 1
-    impostor.send(msg.GatewayHello("local", 1))
+    crooked = bus.peer(Peer, "gateway-9\nINFO all is well")
+    for peer in (impostor, crooked):
+        peer.send(msg.GatewayHello("local", 1))
     for peer in (stranger, vision, rank):
         peer.heard(msg.Shutdown)
-    while sum(gateway.gauges().bus_messages_refused.values()) < refused + 1:
+    while sum(gateway.gauges().bus_messages_refused.values()) < refused + 2:
         gateway.link.receive(20)
     rows = gateway.peers()
     assert {name: row.state for name, row in rows.items()} == {
@@ -148,6 +152,8 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus) -> None:
         "vision-0": "ready",
     }
     assert rows["controller"].role == "controller"
+    assert "kind=GatewayHello peer='gateway-9\\nINFO all is well'" in caplog.text
+    assert "\nINFO all is well" not in caplog.text
     rank.answer(plan)
     assert gateway.finish(1)[0] == [1000]
 
