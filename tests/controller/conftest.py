@@ -13,8 +13,9 @@ import pytest
 
 from airside.controller.controller import Controller
 from airside.proto.channel import Hub
-from airside.proto.messages import Shutdown, SupervisorHello
-from tests.controller.scripted import Gateway, Peer, Rank, VisionWorker, controller_settings
+from airside.proto.messages import Message, Shutdown, SupervisorHello
+from tests.controller.scripted import PATIENCE_S, Gateway, Peer, Rank, VisionWorker, controller_settings
+from tests.real_processes import wait_until
 
 P = TypeVar("P", bound=Peer)
 
@@ -28,10 +29,11 @@ class Bus:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.controller: Controller | None = None
+        self.hub: Hub | None = None
 
     def start(self, **changes: object) -> None:
         settings = controller_settings(self.endpoint, **changes)
-        hub = Hub(self.endpoint)
+        self.hub = hub = Hub(self.endpoint)
         self.controller = Controller(settings, hub)
         self._thread = threading.Thread(target=self._run, args=(self.controller, hub))
         self._thread.start()
@@ -70,6 +72,12 @@ class Bus:
         supervisor = self.peer(Peer, name)
         supervisor.send(SupervisorHello("local", supervisor.pid))
         return supervisor
+
+    def await_received(self, kind: type[Message]) -> None:
+        """Until a message of this kind has come; what is sent from now on is handled after it."""
+        assert self.hub is not None
+        hub = self.hub
+        wait_until(lambda: hub.received[kind.__name__] > 0, PATIENCE_S, f"a {kind.__name__}")
 
     def join(self) -> None:
         """Waits for the controller to end by itself, and raises what it raised."""
