@@ -41,6 +41,7 @@ class EngineHost:
         self._settings = settings
         self._group: WorkerGroup | None = None
         self._group_min = 0  # launches before this one are stale
+        self._is_explained = False  # a rank has said why this launch failed; those that follow it down know less
 
     def state(self, vision_ready: bool) -> EngineState:
         """What gateways must know."""
@@ -85,6 +86,7 @@ class EngineHost:
         if self._group is None:
             self._group, self._group_min = WorkerGroup(hello.group, hello.world_size), hello.group
         self._group.add(name, hello)
+        self._is_explained = False
         return self._group.is_whole
 
     def set_up(self) -> KvSetup | None:
@@ -112,7 +114,7 @@ class EngineHost:
         if self.engine is not None:
             self.engine.fail_step(now)
             self.status = EngineStatus.RECOVERING
-        self.step_id, self.detail = None, why
+        self.step_id, self.detail, self._is_explained = None, why, False
         return ranks
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -139,9 +141,9 @@ class EngineHost:
         return True
 
     def explain(self, why: str) -> None:
-        """Says why the engine has no workers, if it has none."""
-        if self.status is not EngineStatus.READY:
-            self.detail = why
+        """Says why the engine has no workers, if it has none. The first to fail has the cause; others lost a peer."""
+        if self.status is not EngineStatus.READY and not self._is_explained:
+            self.detail, self._is_explained = why, True
 
     def close(self, now: float) -> None:
         """Gives up the step in flight, so that sequences aborted in it can end."""

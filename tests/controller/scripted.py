@@ -75,6 +75,10 @@ class Peer:
         assert isinstance(envelope.message, kind)
         return envelope.message
 
+    def kept(self, kind: type[M]) -> list[M]:
+        """Messages of this kind that came before those that were expected."""
+        return [envelope.message for envelope in self._inbox if isinstance(envelope.message, kind)]
+
     def expect_envelope(self, kind: type[M], where: Callable[[M], bool] = lambda _: True) -> Envelope:
         passed: deque[Envelope] = deque()
         end = time.monotonic() + PATIENCE_S

@@ -74,8 +74,13 @@ def test_ranks_of_a_group_that_is_over_are_told_to_go(bus: Bus) -> None:
     gateway.wait_ready()
     ranks[1].send(msg.WorkerFailed(1, "the device is gone"))
     ranks[0].expect(msg.Shutdown)
+    ranks[0].send(msg.WorkerFailed(0, "rank 1 closed the connection"))  # a consequence, and not the cause
     ranks[0].hello(rank=0, world_size=2, group=0)
     ranks[0].expect(msg.Shutdown)
+    gateway.send(msg.GatewayHello("local", gateway.pid))
+    gateway.send(msg.GaugesQuery(1))
+    gateway.expect(msg.Gauges)
+    assert gateway.kept(msg.EngineState)[-1].detail == "rank 1 failed: the device is gone"
     for number in range(2):
         bus.peer(Rank, f"worker-1-{number}").hello(rank=number, world_size=2, group=1)
     gateway.wait_ready()
