@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
@@ -16,6 +15,8 @@ from transformers import (
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+from tests.byte_level import train_byte_level
 
 VOCAB_SIZE = 512
 IMAGE_TOKENS_PER_TILE = 4
@@ -102,16 +103,7 @@ def make_idefics3(path: Path, *, tied: bool = True, seed: int = 0, max_shard_siz
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with Idefics3's special tokens; any text survives encoding and decoding."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*_SENTENCES, *_WORDS], trainer)
+    tokenizer = train_byte_level([*_SENTENCES, *_WORDS], SPECIAL_TOKENS, VOCAB_SIZE)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",

@@ -21,6 +21,7 @@ from airside.proto.messages import (
 )
 from airside.proto.settings import WorkerSettings
 from airside.workers.load import device_of, load_runner
+from airside.workers.model_config import CheckpointError
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
@@ -105,7 +106,8 @@ def run_worker(settings: WorkerSettings, parent_pid: int) -> int:
     except Exception as error:
         # The controller cannot see this process' log; it gets the reason in one line, the log gets the rest.
         detail = " ".join(f"{type(error).__name__}: {error}".split())
-        log.exception("failed rank=%d; telling the controller and exiting", settings.rank)
+        is_users = isinstance(error, CheckpointError)  # says all there is to say; a trace would bury it
+        log.error("failed rank=%d %s; exiting", settings.rank, detail, exc_info=None if is_users else error)
         link.send(WorkerFailed(settings.rank, detail))
         return 1
     finally:

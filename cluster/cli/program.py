@@ -57,11 +57,10 @@ def up(
     from airside.cluster.environment import variables
     from airside.cluster.runs.detached import start_detached
 
-    config = load_config(file, variables(), overrides or [])
-    log_file = _states().log_file(config.server.grpc.port)
+    port = load_config(file, variables(), overrides or []).server.grpc.port
     arguments = [str(file), *(word for override in overrides or [] for word in ("--set", override))]
-    state = start_detached(arguments, log_file, _states(), _tell)
-    typer.echo(f"log: {log_file}")
+    state = start_detached(arguments, port, _states(), _tell)
+    typer.echo(f"log: {_states().log_file(state.port if state else port)}")
     if state is None:
         raise typer.Exit(FAILURE)
     typer.echo(f"up: {state.address}; stop it with: airside down --port {state.port}")

@@ -207,13 +207,14 @@ class LLM:
         where = f"prompts[{index}]"
         sampling_proto, stop_proto = params.to_proto()
         sampling = checks.check_sampling(sampling_proto, self._text.defaults)
-        stop = checks.check_stop(stop_proto, self._text.end_ids, self._text.vocab_size)
+        max_model_len = self._state.max_model_len
+        stop = checks.check_stop(stop_proto, self._text.end_ids, self._text.vocab_size, max_model_len)
         attachments = checks.check_images(
             [pb.Image(data=file) for file in files], [f"images[{index}][{i}]" for i in range(len(files))], self._limits
         )
         token_ids = self._text.encode(prompt, True).ids if isinstance(prompt, str) else list(prompt)
         checks.check_in_vocabulary(where, token_ids, self._text.vocab_size)
-        checks.check_length(where, len(token_ids), self._state.max_model_len)
+        checks.check_length(where, len(token_ids), max_model_len)
         seq_id = next(self._seq_ids)
         request = msg.AddRequest(
             seq_id=seq_id,

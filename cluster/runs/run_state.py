@@ -51,6 +51,11 @@ class ServerState:
         return Run(self.run_id, Path(self.run_dir))
 
     @property
+    def remedy(self) -> str:
+        """What to tell someone who wants its port."""
+        return f"by the server that process {self.pid} runs; `airside down --port {self.port}` ends it"
+
+    @property
     def is_alive(self) -> bool:
         """Whether the supervisor still runs."""
         return is_process(self.pid, self.process_started_at)
@@ -116,11 +121,16 @@ class RunStates:
         return self.base / f"{port}.json"
 
     def _make_base(self) -> None:
-        self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = self.base.lstat()
-        if self.base.is_symlink() or status.st_uid != os.getuid():
-            raise RunStateError(f"{self.base} belongs to somebody else; remove it, or set XDG_RUNTIME_DIR")
-        self.base.chmod(0o700)
+        try:
+            self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.base.is_symlink() or self.base.lstat().st_uid != os.getuid():
+                raise RunStateError(f"{self.base} belongs to somebody else; remove it, or set XDG_RUNTIME_DIR")
+            self.base.chmod(0o700)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise RunStateError(
+                f"{self.base} cannot be used ({why}); set XDG_RUNTIME_DIR to a folder of yours"
+            ) from error
 
 
 def choose_base(runtime_dir: Path | None, home: Path) -> Path:

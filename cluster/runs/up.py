@@ -131,7 +131,7 @@ def _choose_port(config: Config, states: RunStates) -> int:
             probe.bind((host.strip("[]"), port))
         except OSError as error:
             other = states.read(port)
-            who = f"by the server that process {other.pid} runs; `airside down` ends it" if other else error.strerror
+            who = other.remedy if other else error.strerror
             raise CannotStart(f"server.grpc.port: {host}:{port} is taken: {who}") from error
         return int(probe.getsockname()[1])
 

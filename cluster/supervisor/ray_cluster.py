@@ -63,7 +63,9 @@ class RayCluster:
             }
         # Ray's processes inherit the mask: a SIGTERM for the whole process group, as systemd and `timeout` send it, is
         # for this process, which ends them in order. Actors unblock it; Ray ends its own by SIGKILL when need be.
+        # Ray's own handler aborts: ours is put back before a SIGTERM that came meanwhile is let in.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(namespace=directory.name, log_to_driver=True, logging_level=logging.ERROR, **options)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -71,6 +73,7 @@ class RayCluster:
             hint = "" if self.is_own else "; if it asks for a token, set RAY_AUTH_MODE=token"
             raise ClusterError(f"cannot {what}: {' '.join(str(error).split())}{hint}") from error
         finally:
+            signal.signal(signal.SIGTERM, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._group: Any = None  # Any: Ray's placement group is untyped
         self.node, self.node_resource = self._this_node()

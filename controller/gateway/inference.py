@@ -91,12 +91,12 @@ class Inference(pb_grpc.InferenceServicer):
 
     def _terms(self, request: pb.GenerateRequest | pb.ChatRequest, context: Context) -> _Terms:
         arrival = time.time()
-        self._link.ready_state()
+        max_model_len = self._link.ready_state().max_model_len
         remaining_s: float | None = context.time_remaining()
         return _Terms(
             request_id=checks.check_request_id(request.request_id),
             sampling=checks.check_sampling(request.sampling, self._defaults),
-            stop=checks.check_stop(request.stop, self._model.end_ids, self._model.vocab_size),
+            stop=checks.check_stop(request.stop, self._model.end_ids, self._model.vocab_size, max_model_len),
             priority=request.priority,
             arrival=arrival,
             deadline=None if remaining_s is None else arrival + remaining_s,

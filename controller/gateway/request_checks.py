@@ -88,13 +88,15 @@ def check_sampling(sampling: pb.Sampling, defaults: GenerationDefaults) -> Sampl
     return SamplingValues(temperature, top_k, top_p, min_p, seed)
 
 
-def check_stop(stop: pb.Stop, end_ids: Sequence[int], vocab_size: int) -> StopValues:
+def check_stop(stop: pb.Stop, end_ids: Sequence[int], vocab_size: int, max_model_len: int) -> StopValues:
     """When to end: the request's own tokens, and the model's unless they are to be ignored."""
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None and max_tokens < 1:
         raise invalid("stop.max_tokens", f"is {max_tokens}, but must be at least 1; leave it out for no limit")
     if stop.min_tokens < 0:
         raise invalid("stop.min_tokens", f"is {stop.min_tokens}, but must be at least 0")
+    if stop.min_tokens >= max_model_len:
+        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, but the context holds {max_model_len} tokens in all")
     if max_tokens is not None and stop.min_tokens > max_tokens:
         raise invalid("stop.min_tokens", f"is {stop.min_tokens}, more than the {max_tokens} of stop.max_tokens")
     if len(stop.token_ids) > STOP_TOKENS_MAX:
@@ -156,11 +158,14 @@ def check_text_length(field: str, text: str, token_chars_max: int, max_model_len
 
 
 def check_length(field: str, num_tokens: int, max_model_len: int) -> None:
-    """The prompt is not empty and not longer than the context."""
+    """The prompt is not empty and leaves room in the context for a first new token."""
     if num_tokens == 0:
         raise invalid(field, "is empty; send at least one token")
-    if num_tokens > max_model_len:
-        raise invalid(field, f"has {num_tokens} tokens, but the context holds {max_model_len}; shorten it")
+    if num_tokens >= max_model_len:
+        raise invalid(
+            field,
+            f"has {num_tokens} tokens, but the context holds {max_model_len}, at least one of them new; shorten it",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from airside.cluster.runs.detached import start_detached
 from airside.cluster.runs.down import choose_servers, down
 from airside.cluster.runs.leftovers import clean_dead_runs, processes_of
-from airside.cluster.runs.run_state import BASE_LENGTH_MAX, RunStates, ServerState, ServerUnclear, choose_base
+from airside.cluster.runs.run_state import (
+    BASE_LENGTH_MAX,
+    RunStateError,
+    RunStates,
+    ServerState,
+    ServerUnclear,
+    choose_base,
+)
+from airside.cluster.runs.up import CannotStart
 
 
 def state(states: RunStates, port: int, pid: int | None = None, started_at: float | None = None) -> ServerState:
@@ -52,6 +61,16 @@ def test_a_state_is_read_back_and_directories_are_private(tmp_path: Path) -> Non
     assert states.base.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_base_that_cannot_be_made_is_said_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    states = RunStates(tmp_path / "file" / "airside")
+    for use in (states.new_run, lambda: states.log_file(50051)):
+        with pytest.raises(
+            RunStateError, match=r"file/airside cannot be used \(Not a directory\); set XDG_RUNTIME_DIR"
+        ):
+            use()
+
+
 def test_a_reused_pid_is_not_the_server(tmp_path: Path) -> None:
     states = RunStates(tmp_path / "base")
     assert not state(states, 50051, os.getpid(), started_at=1.0).is_alive
@@ -70,6 +89,15 @@ def test_dead_runs_are_cleaned_and_living_ones_stay(tmp_path: Path) -> None:
     assert states.all() == [living]
     assert Path(living.run_dir).exists()
     assert not Path(dead.run_dir).exists()
+
+
+def test_a_second_detached_server_leaves_the_log_of_the_first_alone(tmp_path: Path) -> None:
+    states = RunStates(tmp_path / "base")
+    first = state(states, 1001)
+    states.log_file(1001).write_text("ready\n")
+    with pytest.raises(CannotStart, match=f"process {first.pid} runs; `airside down --port 1001` ends it"):
+        start_detached(["a.yaml"], 1001, states, print)
+    assert states.log_file(1001).read_text() == "ready\n"
 
 
 def test_a_state_file_of_another_run_on_the_port_is_not_removed(tmp_path: Path) -> None:

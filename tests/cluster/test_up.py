@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.checkpoints import make_idefics3
@@ -51,6 +53,20 @@ def test_stopped_while_starting_it_leaves_nothing(up: UpServer) -> None:
     wait_until(lambda: up.home.states.read(up.port) is not None, PATIENCE_S, "the state file")
     state = up.state()
     up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(PATIENCE_S) == 0, up.text()
+    assert up.left(state) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_ray_starts_it_leaves_nothing(up: UpServer, number: signal.Signals) -> None:
+    def ray_is_starting() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return any(process.name() == "gcs_server" for process in up.processes())
+        return False
+
+    wait_until(ray_is_starting, PATIENCE_S, "Ray's first process")
+    state = up.state()
+    up.process.send_signal(number)
     assert up.process.wait(PATIENCE_S) == 0, up.text()
     assert up.left(state) == []
 

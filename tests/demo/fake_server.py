@@ -30,7 +30,11 @@ POLLS_UNTIL_UP = 5  # ListWorkers calls before new vision workers are ready
 
 
 class FakeServer(InferenceServicer, ControlServicer):
-    """Modes: "good"; "misreads" every digit; "refuses" chats; "dies" in a chat; "uneven": one worker gets no work."""
+    """How it behaves is its mode.
+
+    "good"; "misreads" every digit; "refuses" chats; "dies" in a chat; "uneven": one worker gets no work; "stalls": a
+    story stands still after its first word.
+    """
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -83,6 +87,8 @@ class FakeServer(InferenceServicer, ControlServicer):
         for word in words:
             yield pb.GenerateEvent(delta=pb.Delta(token_ids=[7], text=word if endless else f" {word}"))
             await asyncio.sleep(0.01)
+            if endless and self.mode == "stalls":
+                await self.aborted.wait()
             if endless and self.aborted.is_set():
                 reason = "abort"
                 break

@@ -17,6 +17,8 @@ from tests.gateway.scripted_controller import MAX_MODEL_LEN, ScriptedController
 from tests.gateway.tiny_checkpoint import IMAGE_ID, byte_level_tokenizer
 
 VOCAB_SIZE = byte_level_tokenizer().get_vocab_size(with_added_tokens=True)
+PATIENCE_S = 20
+"""What is wrongly let through would wait for a controller that is not there."""
 
 
 def image(size: int) -> dict[str, str]:
@@ -38,6 +40,16 @@ GENERATE_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"token_ids": {}}, "token_ids.ids", "is empty; send at least one token"),
     ({"token_ids": {"ids": [1, 2, VOCAB_SIZE]}}, "token_ids.ids[2]", f"is {VOCAB_SIZE}, but .* [0, {VOCAB_SIZE})"),
     ({"token_ids": {"ids": [-1]}}, "token_ids.ids[0]", "is -1, but"),
+    (
+        {"prompt": "a", "stop": {"min_tokens": MAX_MODEL_LEN}},
+        "stop.min_tokens",
+        "is 100, but the context holds 100 tokens in all",
+    ),
+    (
+        {"token_ids": {"ids": [7] * MAX_MODEL_LEN}},
+        "token_ids.ids",
+        "has 100 tokens, but the context holds 100, at least",
+    ),
     ({"token_ids": {"ids": [7] * (MAX_MODEL_LEN + 1)}}, "token_ids.ids", "has 101 tokens, but the context holds 100"),
     ({"prompt": "x" * 300}, "prompt", "has 300 tokens, but the context holds 100"),
     ({"prompt": "x" * 300_000}, "prompt", "has 300000 characters"),
@@ -134,12 +146,12 @@ def check(call: Any, field: str, message: str) -> None:
 
 @pytest.mark.parametrize(("request_fields", "field", "message"), GENERATE_ROWS)
 def test_generate_refuses(ready_client: Client, request_fields: dict[str, Any], field: str, message: str) -> None:
-    check(ready_client.generate(**request_fields), field, message)
+    check(ready_client.generate(timeout=PATIENCE_S, **request_fields), field, message)
 
 
 @pytest.mark.parametrize(("request_fields", "field", "message"), CHAT_ROWS)
 def test_chat_refuses(ready_client: Client, request_fields: dict[str, Any], field: str, message: str) -> None:
-    check(ready_client.chat(**request_fields), field, message)
+    check(ready_client.chat(timeout=PATIENCE_S, **request_fields), field, message)
 
 
 def test_a_text_model_takes_no_images(start_gateway: Start, text_checkpoint: Any, pool: DescriptorPool) -> None:

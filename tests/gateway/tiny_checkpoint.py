@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
+
+from tests.byte_level import train_byte_level
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -29,17 +31,8 @@ GREEDY = {"eos_token_id": [END_ID], "do_sample": False}
 
 
 def byte_level_tokenizer(vocab_size: int = 400) -> Tokenizer:
-    """Trained on `CORPUS`; every byte is a token, so every text can be spelled and every character can be split."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    """Trained on `CORPUS`."""
+    tokenizer = train_byte_level(CORPUS * 4, SPECIAL, vocab_size)
     tokenizer.add_tokens([AddedToken("[tool]", special=False), AddedToken("東 京", special=False)])
     return tokenizer
 

@@ -191,16 +191,18 @@ def test_a_broken_image_fails_with_its_cause(up: UpServer, tmp_path: Path) -> No
     assert "image 0: truncated" in result.stderr
 
 
-def test_two_ranks_make_the_same_tokens(up: UpServer, channel: grpc.Channel, home: Home, model: Path) -> None:
+def test_two_ranks_behind_two_gateways_make_the_same_tokens(up: UpServer, channel: grpc.Channel, home: Home, model: Path) -> None:
     requests = [text_request(max_tokens=64), image_request(0), image_request(1)]
     alone = [ask(channel, request).token_ids for request in requests]
     assert up.client.info().dtype == "float32"
-    two = UpServer(home, model, ["engine.tensor_parallel_size=2"])
+    two = UpServer(home, model, ["engine.tensor_parallel_size=2", "server.grpc.gateways=2"])
     try:
         two.wait_ready()
-        assert two.client.info().tensor_parallel_size == len(two.pids("worker")) == 2
-        with grpc.insecure_channel(two.address) as other:
-            assert [ask(other, request).token_ids for request in requests] == alone
+        assert two.client.info().tensor_parallel_size == len(two.pids("worker")) == len(two.pids("gateway")) == 2
+        for _ in range(8):  # the system gives each connection to one of the gateways
+            own_pool = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(two.address, own_pool) as other:
+                assert [ask(other, request).token_ids for request in requests] == alone
     finally:
         two.close()
 

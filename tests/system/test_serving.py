@@ -164,6 +164,7 @@ def test_abort_by_name(server: LocalServer) -> None:
     with pytest.raises(grpc.RpcError) as twice:
         server.generate(request_id="mine", prompt="The")
     assert twice.value.code() == grpc.StatusCode.ALREADY_EXISTS
+    assert twice.value.details() == "request 'mine' is running; choose another id or abort it"
     assert server.control.Abort(pb.AbortRequest(request_id="mine")).outcome == "aborted"
     events, error = read_failing(call)
     assert error.code() == grpc.StatusCode.CANCELLED
