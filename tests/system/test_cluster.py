@@ -191,7 +191,9 @@ def test_a_broken_image_fails_with_its_cause(up: UpServer, tmp_path: Path) -> No
     assert "image 0: truncated" in result.stderr
 
 
-def test_two_ranks_behind_two_gateways_make_the_same_tokens(up: UpServer, channel: grpc.Channel, home: Home, model: Path) -> None:
+def test_two_ranks_behind_two_gateways_make_the_same_tokens(
+    up: UpServer, channel: grpc.Channel, home: Home, model: Path
+) -> None:
     requests = [text_request(max_tokens=64), image_request(0), image_request(1)]
     alone = [ask(channel, request).token_ids for request in requests]
     assert up.client.info().dtype == "float32"
