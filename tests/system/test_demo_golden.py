@@ -55,7 +55,7 @@ EQUAL_TOKENS = 16
 NUM_DECIDED_MIN = 10
 UNDECIDED_MARGIN = 0.13
 """One step of a bfloat16 logit between 16 and 32, and a little. A choice that is decided by no more than that is up to
-the order of rounding: transformers disagrees with itself there, between its two attention implementations."""
+the order of rounding: on some of them transformers' own attention implementations, sdpa and eager, disagree."""
 
 
 @dataclass(frozen=True)
