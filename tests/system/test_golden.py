@@ -22,13 +22,8 @@ NEW_TOKENS = 24
 NUM_PROMPTS = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
-# Every pair of {ranks, chunk, pool} values is in one of these rows.
-WAYS = {
-    "one-rank-whole-roomy": {"tensor_parallel_size": 1, "max_num_batched_tokens": 2048, "kv_blocks": 1000},
-    "one-rank-chunks-tight": {"tensor_parallel_size": 1, "max_num_batched_tokens": 16, "kv_blocks": 14},
-    "two-ranks-whole-tight": {"tensor_parallel_size": 2, "max_num_batched_tokens": 2048, "kv_blocks": 14},
-    "two-ranks-chunks-roomy": {"tensor_parallel_size": 2, "max_num_batched_tokens": 16, "kv_blocks": 1000},
-}
+KV_BLOCKS = {"roomy": 1000, "tight": 14}
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # keys and values, layers, KV heads, tokens, head_dim, float32
 
 
 @dataclass(frozen=True)
@@ -98,15 +93,21 @@ def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return llama_golden(path, tied=kind == "llama-tied")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_equal_to_transformers(golden: Golden, way: str) -> None:
-    options = dict(WAYS[way])
-    kv_bytes_per_block = 2 * 2 * 2 * 16 * 16 * 4 // options["tensor_parallel_size"]  # k/v, layers, heads, tokens, dim
-    options["kv_cache_memory"] = options.pop("kv_blocks") * kv_bytes_per_block
+@pytest.mark.parametrize("pool", KV_BLOCKS)
+@pytest.mark.parametrize("step_tokens", [16, 2048], ids=["chunks", "whole"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_equal_to_transformers(golden: Golden, ranks: int, step_tokens: int, pool: str) -> None:
+    options = {
+        "tensor_parallel_size": ranks,
+        "max_num_batched_tokens": step_tokens,
+        "kv_cache_memory": KV_BLOCKS[pool]
+        * (2 * 2 * 2 * 16 * 16 * 4)
+        // ranks,  # k/v, layers, heads, tokens, dim, bytes
+    }
     with LLM(str(golden.model), dtype="float32", max_num_seqs=8, max_model_len=200, **options) as llm:
-        order = random.Random(way).sample(range(NUM_PROMPTS), NUM_PROMPTS)
+        order = random.Random(f"{ranks} {step_tokens} {pool}").sample(range(NUM_PROMPTS), NUM_PROMPTS)
         outputs = llm.generate([golden.prompts[i] for i in order], GREEDY, images=[golden.images[i] for i in order])
         preemptions = llm.stats()["num_preemptions"]
     assert [output.token_ids for output in outputs] == [golden.answers[i] for i in order]
     assert {output.finish_reason for output in outputs} == {"length"}
-    assert (preemptions > 0) == way.endswith("tight")
+    assert (preemptions > 0) == (pool == "tight")
