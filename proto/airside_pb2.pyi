@@ -33,11 +33,23 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    STRUCTURE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the server when empty; always echoed in `accepted`. Printable, at most 256 bytes."""
     prompt: _builtins.str
     priority: _builtins.int
     """Lower runs first. Default 0."""
+    user: _builtins.str
+    """Who asks. Users get equal shares of the engine, however many requests each has. Requests without one share a share."""
+    cache_salt: _builtins.str
+    """Prompts are found in the prefix cache only by requests of the same salt. Default ""."""
+    n: _builtins.int
+    """How many continuations, each a sequence of its own with events of its own `index`. In [1, 16]. Default 1."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -48,6 +60,12 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def output(self) -> Global___Output: ...
+    @_builtins.property
+    def structure(self) -> Global___Structure: ...
+    @_builtins.property
+    def drafts(self) -> Global___Drafts: ...
     def __init__(
         self,
         *,
@@ -58,15 +76,25 @@ class GenerateRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         stop: Global___Stop | None = ...,
         priority: _builtins.int | None = ...,
+        output: Global___Output | None = ...,
+        structure: Global___Structure | None = ...,
+        user: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+        n: _builtins.int | None = ...,
+        drafts: Global___Drafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "input", b"input", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "drafts", b"drafts", "input", b"input", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "structure", b"structure", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "images", b"images", "input", b"input", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "cache_salt", b"cache_salt", "drafts", b"drafts", "images", b"images", "input", b"input", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "structure", b"structure", "token_ids", b"token_ids", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -83,14 +111,29 @@ class ChatRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    STRUCTURE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     priority: _builtins.int
+    user: _builtins.str
+    cache_salt: _builtins.str
+    n: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def output(self) -> Global___Output: ...
+    @_builtins.property
+    def structure(self) -> Global___Structure: ...
+    @_builtins.property
+    def drafts(self) -> Global___Drafts: ...
     def __init__(
         self,
         *,
@@ -99,13 +142,24 @@ class ChatRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         stop: Global___Stop | None = ...,
         priority: _builtins.int | None = ...,
+        output: Global___Output | None = ...,
+        structure: Global___Structure | None = ...,
+        user: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+        n: _builtins.int | None = ...,
+        drafts: Global___Drafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "drafts", b"drafts", "n", b"n", "output", b"output", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "structure", b"structure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "messages", b"messages", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "cache_salt", b"cache_salt", "drafts", b"drafts", "messages", b"messages", "n", b"n", "output", b"output", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "structure", b"structure", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
@@ -206,11 +260,36 @@ Global___Image: _TypeAlias = Image  # noqa: Y015
 class Sampling(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy. In [0, 100]. Default, here and below: the checkpoint's generation_config.json, else 1 (0, 1, 0);
     where that file says `do_sample: false`, temperature is 0.
@@ -223,6 +302,20 @@ class Sampling(_message.Message):
     """Drop tokens less likely than min_p times the most likely one. In [0, 1]."""
     seed: _builtins.int
     """Fixes the random numbers. Left out: the server chooses one and says which in `accepted`."""
+    repetition_penalty: _builtins.float
+    """Divides positive and multiplies negative logits of tokens that the prompt or the output has. In (0, 10]. Default 1."""
+    presence_penalty: _builtins.float
+    """Taken off the logits of tokens that the output has. In [-2, 2]. Default 0."""
+    frequency_penalty: _builtins.float
+    """Taken off the logits of tokens once for each time that the output has them. In [-2, 2]. Default 0."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of these token ids. Each in [-100, 100]. At most 1024."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these token ids, if there are any, and the end tokens unless they are ignored. At most 4096."""
+
     def __init__(
         self,
         *,
@@ -231,13 +324,24 @@ class Sampling(_message.Message):
         top_p: _builtins.float | None = ...,
         min_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -247,7 +351,13 @@ class Sampling(_message.Message):
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -260,6 +370,154 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class Output(_message.Message):
+    """What the events tell beside text and token ids. Formulas: see TokenLogprob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprobs: _builtins.int
+    """The log-probability of each token of the output, with this many likeliest alternatives. In [0, 20]. Default: none."""
+    prompt_logprobs: _builtins.int
+    """The same for the tokens of the prompt. Such a prompt is computed even where the prefix cache has it. Those of an
+    image all bear the id of its mark. With n > 1 they come once, with index 0.
+    """
+    def __init__(
+        self,
+        *,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+
+Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class Structure(_message.Message):
+    """The text must be of this form. JSON ends by itself; the rest ends where the grammar lets it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    GBNF_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON Schema, as JSON. Keywords that are not supported are refused by name."""
+    json_object: _builtins.bool
+    """Any JSON object."""
+    regex: _builtins.str
+    """A regular expression that the whole text matches."""
+    lark: _builtins.str
+    """A context-free grammar in Lark's notation, with the rule `start`."""
+    gbnf: _builtins.str
+    """A context-free grammar in GBNF, the EBNF dialect of llama.cpp, with the rule `root`."""
+    @_builtins.property
+    def choice(self) -> Global___Choice:
+        """One of these texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choice | None = ...,
+        lark: _builtins.str = ...,
+        gbnf: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Structure: _TypeAlias = Structure  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class Drafts(_message.Message):
+    """Tokens that are guessed and then verified several at a time. The output is the same with and without."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    GOLDEN_FIELD_NUMBER: _builtins.int
+    FORCE_GOLDEN_FIELD_NUMBER: _builtins.int
+    GOLDEN_ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """At most this many per step; 0: none. Default: as the server is configured."""
+    force_golden: _builtins.bool
+    """The golden tokens are the output, whatever the model would choose: for scoring. Otherwise they are offered as drafts."""
+    golden_acceptance: _builtins.float
+    """The share of golden drafts that is left unspoilt, for measuring at a known rate. In [0, 1]. Default 1."""
+    @_builtins.property
+    def golden(self) -> Global___TokenIds:
+        """A known continuation."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int | None = ...,
+        golden: Global___TokenIds | None = ...,
+        force_golden: _builtins.bool | None = ...,
+        golden_acceptance: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_force_golden", b"_force_golden", "_golden_acceptance", b"_golden_acceptance", "_max_tokens", b"_max_tokens", "force_golden", b"force_golden", "golden", b"golden", "golden_acceptance", b"golden_acceptance", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_force_golden", b"_force_golden", "_golden_acceptance", b"_golden_acceptance", "_max_tokens", b"_max_tokens", "force_golden", b"force_golden", "golden", b"golden", "golden_acceptance", b"golden_acceptance", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__force_golden: _TypeAlias = _typing.Literal["force_golden"]  # noqa: Y015
+    _WhichOneofArgType__force_golden: _TypeAlias = _typing.Literal["_force_golden", b"_force_golden"]  # noqa: Y015
+    _WhichOneofReturnType__golden_acceptance: _TypeAlias = _typing.Literal["golden_acceptance"]  # noqa: Y015
+    _WhichOneofArgType__golden_acceptance: _TypeAlias = _typing.Literal["_golden_acceptance", b"_golden_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__force_golden) -> _WhichOneofReturnType__force_golden | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__golden_acceptance) -> _WhichOneofReturnType__golden_acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___Drafts: _TypeAlias = Drafts  # noqa: Y015
+
+@_typing.final
 class Stop(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -267,15 +525,25 @@ class Stop(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    STRINGS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many new tokens, at least 1. Default: as many as the context has room for."""
     min_tokens: _builtins.int
     """End and stop tokens are not chosen before this many new tokens. Default 0."""
     ignore_eos: _builtins.bool
     """Do not stop at the model's own end tokens."""
+    include_stop: _builtins.bool
+    """Whether the text includes the stop string or stop token that ended it. Default false."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """More token ids that end the text, beside the model's own end tokens. At most 64."""
+
+    @_builtins.property
+    def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that end the text where they first appear, across tokens too: the one that ends earliest, of those that end
+        together the longest. At most 16, of at most 256 characters each. Before min_tokens tokens they are text.
+        """
 
     def __init__(
         self,
@@ -284,19 +552,25 @@ class Stop(_message.Message):
         min_tokens: _builtins.int | None = ...,
         ignore_eos: _builtins.bool | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        strings: _abc.Iterable[_builtins.str] | None = ...,
+        include_stop: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "strings", b"strings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
+    _WhichOneofReturnType__include_stop: _TypeAlias = _typing.Literal["include_stop"]  # noqa: Y015
+    _WhichOneofArgType__include_stop: _TypeAlias = _typing.Literal["_include_stop", b"_include_stop"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_stop) -> _WhichOneofReturnType__include_stop | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
@@ -346,6 +620,7 @@ class Accepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    SEEDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     seed: _builtins.int
     """The seed in use, whoever chose it."""
@@ -353,6 +628,12 @@ class Accepted(_message.Message):
     """Tokens of the prompt, each image still counted as its single mark."""
     queue_position: _builtins.int
     """Requests ahead of this one in the waiting queue."""
+    @_builtins.property
+    def seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With n > 1: the seed of each continuation. `seed` is the first one's; that of index i is output i of SplitMix64
+        started from it. A request with such a seed and without n repeats that continuation alone.
+        """
+
     def __init__(
         self,
         *,
@@ -360,10 +641,11 @@ class Accepted(_message.Message):
         seed: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         queue_position: _builtins.int = ...,
+        seeds: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed", "seeds", b"seeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,23 +687,124 @@ class Delta(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """May be empty while a character is incomplete. Always whole characters. Special and end tokens have no text."""
+    """May be empty while a character is incomplete, or may turn out to begin a stop string. Always whole characters.
+    Special and end tokens have no text.
+    """
+    index: _builtins.int
+    """Which of n continuations."""
+    step_tokens: _builtins.int
+    """Tokens computed for all sequences together in the step that made the last of these."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """One per token id, if they were asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """Of the prompt, in order, possibly over several events, before the first token. The first token has no record."""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
+        index: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "step_tokens", b"step_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """All are of the model's own distribution p: the softmax of its logits, before temperature, penalties, bias and grammar."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    SUM_SMALLER_PROBS_FIELD_NUMBER: _builtins.int
+    NEXTN_LOGPROB_FIELD_NUMBER: _builtins.int
+    DRAFT_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    text: _builtins.bytes
+    """Its own bytes, which may be part of a character."""
+    logprob: _builtins.float
+    """log p(token)."""
+    sum_smaller_probs: _builtins.float
+    """The sum of p over all tokens less likely than this one."""
+    nextn_logprob: _builtins.float
+    """log q(token), with q the draft head's distribution for this position. Absent where it made none."""
+    draft_confidence: _builtins.float
+    """The probability that the drafter gave to its draft token for this position. Absent where there was none."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The likeliest tokens, likeliest first, as many as were asked for."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+        sum_smaller_probs: _builtins.float = ...,
+        nextn_logprob: _builtins.float | None = ...,
+        draft_confidence: _builtins.float | None = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_confidence", b"_draft_confidence", "_nextn_logprob", b"_nextn_logprob", "draft_confidence", b"draft_confidence", "nextn_logprob", b"nextn_logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_confidence", b"_draft_confidence", "_nextn_logprob", b"_nextn_logprob", "draft_confidence", b"draft_confidence", "logprob", b"logprob", "nextn_logprob", b"nextn_logprob", "sum_smaller_probs", b"sum_smaller_probs", "text", b"text", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_confidence: _TypeAlias = _typing.Literal["draft_confidence"]  # noqa: Y015
+    _WhichOneofArgType__draft_confidence: _TypeAlias = _typing.Literal["_draft_confidence", b"_draft_confidence"]  # noqa: Y015
+    _WhichOneofReturnType__nextn_logprob: _TypeAlias = _typing.Literal["nextn_logprob"]  # noqa: Y015
+    _WhichOneofArgType__nextn_logprob: _TypeAlias = _typing.Literal["_nextn_logprob", b"_nextn_logprob"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_confidence) -> _WhichOneofReturnType__draft_confidence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nextn_logprob) -> _WhichOneofReturnType__nextn_logprob | None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    text: _builtins.bytes
+    logprob: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -431,12 +814,18 @@ class Finished(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    STOP_MATCH_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """stop | length | abort | prompt_length_exceeded | insufficient_system_resource | vision_failed |
     structured_output_failed
     """
     detail: _builtins.str
     """What exactly happened, in words."""
+    index: _builtins.int
+    """Which of n continuations."""
+    stop_match: _builtins.str
+    """The stop string that ended the text; empty when none did."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -448,10 +837,12 @@ class Finished(_message.Message):
         detail: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
+        index: _builtins.int = ...,
+        stop_match: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "index", b"index", "reason", b"reason", "stop_match", b"stop_match", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -464,19 +855,30 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     image_tokens: _builtins.int
     completion_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """Of the prompt, found in the prefix cache."""
+    draft_tokens: _builtins.int
+    """Verified, and of those accepted."""
+    accepted_tokens: _builtins.int
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,10 +894,19 @@ class Timings(_message.Message):
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    VISION_WAIT_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    PREEMPTED_S_FIELD_NUMBER: _builtins.int
     queued_s: _builtins.float
     time_to_first_token_s: _builtins.float
     decode_s: _builtins.float
     preemptions: _builtins.int
+    vision_wait_s: _builtins.float
+    """From arrival until the pixels of all images were in."""
+    prefill_s: _builtins.float
+    """From the first step to the first token."""
+    preempted_s: _builtins.float
+    """Between losing its KV blocks and its next step, over all preemptions."""
     def __init__(
         self,
         *,
@@ -503,10 +914,13 @@ class Timings(_message.Message):
         time_to_first_token_s: _builtins.float = ...,
         decode_s: _builtins.float = ...,
         preemptions: _builtins.int = ...,
+        vision_wait_s: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
+        preempted_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "preemptions", b"preemptions", "queued_s", b"queued_s", "time_to_first_token_s", b"time_to_first_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "preempted_s", b"preempted_s", "preemptions", b"preemptions", "prefill_s", b"prefill_s", "queued_s", b"queued_s", "time_to_first_token_s", b"time_to_first_token_s", "vision_wait_s", b"vision_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -675,6 +1089,26 @@ class Gauges(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ControllerPhaseSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
@@ -690,6 +1124,14 @@ class Gauges(_message.Message):
     CONTROLLER_STEP_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FINISHED_FIELD_NUMBER: _builtins.int
     BUS_MESSAGES_REFUSED_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
+    STATE_SLOTS_LIVE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_PHASE_S_FIELD_NUMBER: _builtins.int
     num_requests_running: _builtins.int
     num_requests_waiting: _builtins.int
     kv_blocks_total: _builtins.int
@@ -704,6 +1146,15 @@ class Gauges(_message.Message):
     vision_workers: _builtins.int
     controller_step_s: _builtins.float
     """Median time of the controller's own work per step, over the last 512 steps."""
+    kv_blocks_cached: _builtins.int
+    """Blocks that hold a prefix for later and can be had at once; `live` are in use, `free` includes these."""
+    prefix_cache_queries: _builtins.int
+    """Prompt tokens looked up in the prefix cache, and of those found."""
+    prefix_cache_hits: _builtins.int
+    draft_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    state_slots_total: _builtins.int
+    state_slots_live: _builtins.int
     @_builtins.property
     def requests_finished(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests that ended, by reason."""
@@ -711,6 +1162,12 @@ class Gauges(_message.Message):
     @_builtins.property
     def bus_messages_refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Messages on the internal bus that were refused, by cause."""
+
+    @_builtins.property
+    def controller_phase_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Median times, over the last 512 steps, of parts of controller_step_s: choosing rows, making the message, sending it,
+        taking in the result, and telling the gateways.
+        """
 
     def __init__(
         self,
@@ -730,10 +1187,18 @@ class Gauges(_message.Message):
         controller_step_s: _builtins.float = ...,
         requests_finished: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         bus_messages_refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        kv_blocks_cached: _builtins.int = ...,
+        prefix_cache_queries: _builtins.int = ...,
+        prefix_cache_hits: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        state_slots_total: _builtins.int = ...,
+        state_slots_live: _builtins.int = ...,
+        controller_phase_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus_messages_refused", b"bus_messages_refused", "controller_step_s", b"controller_step_s", "generation_tokens", b"generation_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_workers", b"vision_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bus_messages_refused", b"bus_messages_refused", "controller_phase_s", b"controller_phase_s", "controller_step_s", b"controller_step_s", "draft_tokens", b"draft_tokens", "generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "state_slots_live", b"state_slots_live", "state_slots_total", b"state_slots_total", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_workers", b"vision_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

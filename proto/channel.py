@@ -77,9 +77,12 @@ class Hub:
 
     def send(self, peer: str, message: Message, attachments: Sequence[memoryview] = ()) -> bool:
         """Puts a message into the peer's outbox. False: the peer is unknown, gone, or its outbox is full."""
-        frames: list[bytes | memoryview] = [peer.encode(), encode(message), *attachments]
+        return self.send_frame(peer, encode(message), attachments)
+
+    def send_frame(self, peer: str, frame: bytes, attachments: Sequence[memoryview] = ()) -> bool:
+        """The same for a message that is encoded already, as one that goes to several peers is."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=not attachments)
+            self._socket.send_multipart([peer.encode(), frame, *attachments], zmq.NOBLOCK, copy=not attachments)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -116,15 +119,21 @@ class Link:
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
         self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self.refused: Counter[str] = Counter()
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message. Raises zmq.Again when the controller has not taken 4,096 earlier ones."""
         self._socket.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
 
+    def watch(self, descriptor: int) -> None:
+        """From now on `receive` waits no longer once this file descriptor can be read from."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def receive(self, timeout_ms: int) -> Envelope | None:
         """The next message, or None when none came in time or the one that came was refused (and counted)."""
-        if not self._socket.poll(timeout_ms):
+        if self._socket not in dict(self._poller.poll(timeout_ms)):
             return None
         frames = self._socket.recv_multipart(copy=False)
         try:

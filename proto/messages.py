@@ -1,7 +1,8 @@
 """Every message that travels between Airside's own processes, as a typed class.
 
-Large binary parts (image files) follow a message as frames of their own, so that nobody copies them to look at the
-rest. Hot messages are columnar: arrays travel as little-endian bytes, named here with their dtype.
+Those between the controller and the model workers are in `step_messages.py`. Large binary parts (image files) follow a
+message as frames of their own, so that nobody copies them to look at the rest. Hot messages are columnar: arrays travel
+as little-endian bytes, named here with their dtype.
 
 Kinds are numbered once and never renumbered; a field is only ever added at the end, with a default.
 """
@@ -16,6 +17,20 @@ from airside.proto.codec import MessageRefused as MessageRefused
 from airside.proto.codec import decode as decode
 from airside.proto.codec import encode as encode
 from airside.proto.codec import message
+from airside.proto.step_messages import CloseGrammar as CloseGrammar
+from airside.proto.step_messages import GrammarFailed as GrammarFailed
+from airside.proto.step_messages import GrammarReady as GrammarReady
+from airside.proto.step_messages import ImageRow as ImageRow
+from airside.proto.step_messages import KvSetup as KvSetup
+from airside.proto.step_messages import OpenedRow as OpenedRow
+from airside.proto.step_messages import OpenGrammar as OpenGrammar
+from airside.proto.step_messages import PixelsRef as PixelsRef
+from airside.proto.step_messages import PromptLogprobRow as PromptLogprobRow
+from airside.proto.step_messages import StepPlan as StepPlan
+from airside.proto.step_messages import StepResult as StepResult
+from airside.proto.step_messages import TensorRef as TensorRef
+from airside.proto.step_messages import WorkerFailed as WorkerFailed
+from airside.proto.step_messages import WorkerHello as WorkerHello
 
 # --- any process -> controller ------------------------------------------------------------------------------------
 
@@ -40,7 +55,12 @@ class GatewayHello(Message):
 
 @message(11)
 class AddRequest(Message):
-    """A checked and tokenized request. One attachment per image: the bytes of the file, in mark order."""
+    """A checked and tokenized request. One attachment per image: the bytes of the file, in mark order.
+
+    `logprobs` and `prompt_logprobs`: how many alternatives come with each token's log-probability; -1: none at all.
+    `golden_mode`: "force" makes the golden tokens the output, whatever the model would choose; "draft" offers them as
+    draft tokens, of which a share of `golden_acceptance` is left unspoilt; "" is for requests without any.
+    """
 
     seq_id: int
     request_id: str
@@ -57,6 +77,21 @@ class AddRequest(Message):
     top_p: float
     min_p: float
     seed: int
+    user: str = ""  # users get equal shares of the engine
+    cache_salt: str = ""  # cached blocks are shared among requests of the same salt
+    image_hashes: list[bytes] = field(default_factory=list)  # 16 bytes per image: its content and all options
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] = field(default_factory=list)  # empty: all
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    grammar: str = ""  # llguidance's serialized form; "": unstructured
+    drafts_max: int | None = None  # draft tokens per step; None: as the engine is configured
+    golden_tokens: bytes = b""  # i32
+    golden_mode: str = ""  # "" | "force" | "draft"
+    golden_acceptance: float = 1.0
 
 
 @message(12)
@@ -95,6 +130,18 @@ class PeersQuery(Message):
     """Answered with `Peers`."""
 
     query_id: int
+
+
+@message(17)
+class StopSequence(Message):
+    """A stop string is complete in the text of the first `num_tokens` output tokens; what came after them is void.
+
+    Not answered; the end comes as a finish with reason "stop", unless the sequence has ended already.
+    """
+
+    seq_id: int
+    num_tokens: int
+    detail: str
 
 
 # --- controller -> gateway ----------------------------------------------------------------------------------------
@@ -145,13 +192,20 @@ class ImageReady(Message):
 class OutputBatch(Message):
     """All new tokens of one step for one gateway, and all ends since the last batch.
 
-    Row i of the columns: sequence `seq_ids[i]` made the next `num_tokens[i]` entries of `token_ids`.
+    Row i of the columns: sequence `seq_ids[i]` made the next `num_tokens[i]` entries of `token_ids`. Log-probabilities
+    are records as in `logprob_record.py`, one per token, of those rows alone that asked for them.
     """
 
     seq_ids: bytes  # u64
     num_tokens: bytes  # i32
     token_ids: bytes  # i32
     finished: list[FinishedRow] = field(default_factory=list)
+    step_tokens: int = 0  # tokens computed, over all sequences, in the step that made these
+    logprob_sizes: bytes = b""  # i32 [rows]: bytes of each row's records; b"": nobody has any
+    logprobs: bytes = b""
+    prompt_seq_ids: bytes = b""  # u64: sequences whose next prompt positions have records here
+    prompt_sizes: bytes = b""  # i32: bytes of each one's records
+    prompt_logprobs: bytes = b""
 
     def rows(self) -> Iterator[tuple[int, list[int]]]:
         """Each row's sequence and its new token ids. Raises TypeError or ValueError on columns that do not fit."""
@@ -177,6 +231,12 @@ class FinishedRow:
     queued_s: float
     time_to_first_token_s: float
     decode_s: float
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache at its first admission
+    draft_tokens: int = 0  # verified
+    accepted_tokens: int = 0
+    vision_wait_s: float = 0.0  # from arrival until all pixels were in
+    prefill_s: float = 0.0  # from the first step to the first token
+    preempted_s: float = 0.0  # between losing its blocks and its next step, over all preemptions
 
 
 @message(25)
@@ -205,6 +265,7 @@ class Gauges(Message):
     gauges: dict[str, float]
     requests_finished: dict[str, int]
     bus_messages_refused: dict[str, int]
+    controller_phase_s: dict[str, float] = field(default_factory=dict)
 
 
 @message(28)
@@ -232,109 +293,7 @@ class PeerRow:
     rss_bytes: int
 
 
-# --- worker -> controller -----------------------------------------------------------------------------------------
-
-
-@message(30)
-class WorkerHello(Message):
-    """A rank has loaded its weights. `group` counts the launches of the whole worker group."""
-
-    rank: int
-    world_size: int
-    group: int
-    node: str
-    pid: int
-    num_blocks: int  # how many KV blocks this rank can hold
-    load_s: float
-
-
-@message(31)
-class StepResult(Message):
-    """From rank 0: one sampled token for each row that the plan asked to sample, in the plan's order."""
-
-    step_id: int
-    sampled: bytes  # i32; -1 where no token had a probability
-    execute_s: float
-
-
-@message(32)
-class WorkerFailed(Message):
-    """A rank cannot go on; it exits after sending this."""
-
-    rank: int
-    detail: str
-
-
-# --- controller -> worker -----------------------------------------------------------------------------------------
-
-
-@message(40)
-class KvSetup(Message):
-    """To every rank once all have said hello: allocate this many KV blocks."""
-
-    num_blocks: int
-
-
-@message(41)
-class StepPlan(Message):
-    """To every rank: one step, complete in itself; ranks keep nothing about sequences between steps but KV blocks.
-
-    Row i is one sequence: tokens `[num_computed[i], num_computed[i] + num_new[i])` are computed, their KV written to
-    the blocks of its table. Rows with `sampled[i] == 1` sample one token from the last position's logits; the
-    sampling columns have one entry per such row.
-    """
-
-    step_id: int
-    seq_ids: bytes  # u64 [num_seqs]
-    num_computed: bytes  # i32 [num_seqs]
-    num_new: bytes  # i32 [num_seqs]
-    token_ids: bytes  # i32 [sum(num_new)]
-    num_blocks: bytes  # i32 [num_seqs]: length of each block table
-    block_tables: bytes  # i32 [sum(num_blocks)]
-    sampled: bytes  # u8 [num_seqs]
-    temperature: bytes  # f32 [num_sampled]
-    top_k: bytes  # i32 [num_sampled]
-    top_p: bytes  # f32 [num_sampled]
-    min_p: bytes  # f32 [num_sampled]
-    seed: bytes  # u64 [num_sampled]
-    position: bytes  # i64 [num_sampled]: how many tokens the sequence has made so far
-    banned: dict[int, list[int]] = field(default_factory=dict)  # sampled row -> token ids with no probability
-    images: list[ImageRow] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """A tensor inside an arena segment. `offset` counts bytes from the start of the slab."""
-
-    name: str
-    dtype: str  # numpy's name
-    shape: list[int]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class PixelsRef:
-    """Processed pixels of one image in the arena: a slab of a segment, and the tensors in it."""
-
-    segment: str
-    slab: int  # byte offset of the slab in the segment
-    num_bytes: int
-    tensors: list[TensorRef]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRow:
-    """One image that this step touches, in token order.
-
-    The step's tokens that equal the model's image token are, over all rows of the plan in order, embeddings
-    `[embed_start, embed_start + embed_count)` of each ImageRow's picture in turn.
-    """
-
-    seq_id: int
-    image_index: int
-    embed_start: int
-    embed_count: int
-    pixels: PixelsRef
+# --- controller -> any peer ---------------------------------------------------------------------------------------
 
 
 @message(42)

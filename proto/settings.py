@@ -52,6 +52,12 @@ class ControllerSettings(Settings):
     vocab_size: int | None = None  # token ids are below it; None: they are not checked
     step_timeout_s: float = 120.0  # a step in flight for longer has lost its ranks
     silence_timeout_s: float = 12.0  # a peer not heard of for longer is lost
+    enable_prefix_caching: bool = True
+    async_scheduling: bool = True  # plan a step while the one before it is computed
+    victim_rule: str = "least_waste"  # "least_waste" | "most_output" | "last": whose blocks are taken
+    draft_method: str = "none"  # "none" | "ngram" | "mtp"
+    max_draft_tokens: int = 0  # per sequence and step
+    tail_tokens: int = 0  # tokens before each row that the model looks back on (n-gram embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class WorkerSettings(Settings):
     num_threads: int
     node: str = "local"
     log_level: str = "info"
+    draft_method: str = "none"  # "mtp": the checkpoint's draft head is loaded
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +128,7 @@ class GatewaySettings(Settings):
     log_level: str = "info"
     generation_defaults: dict[str, float] = field(default_factory=dict)
     stop_grace_s: float = 10.0  # how long open streams may go on after a SIGTERM
+    grammar_timeout_s: float = 5.0  # to check a grammar in; it is refused when that takes longer
+    grammar_bytes_max: int = 256 * 1024
+    sequences_max: int = 16  # `n` of one request
+    logprobs_max: int = 20  # alternatives
