@@ -1,11 +1,51 @@
 #include "engine/config.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace airside {
 namespace {
+
+// A table of names; throws what Parse... promises when `name` is none of them.
+template <typename Enum, std::size_t kCount>
+Enum Parse(const char* field, std::string_view name,
+           const std::array<std::pair<std::string_view, Enum>, kCount>& table) {
+  std::string choices;
+  for (const auto& [known, value] : table) {
+    if (known == name) return value;
+    choices += (choices.empty() ? "\"" : ", \"") + std::string(known) + "\"";
+  }
+  throw std::invalid_argument(std::string(field) + " is \"" + std::string(name) +
+                              "\", but must be one of " + choices);
+}
+
+template <typename Enum, std::size_t kCount>
+std::string_view NameIn(const std::array<std::pair<std::string_view, Enum>, kCount>& table,
+                        Enum value) {
+  for (const auto& [name, known] : table) {
+    if (known == value) return name;
+  }
+  throw std::logic_error("a value without a name");
+}
+
+constexpr std::array kPolicies = {
+    std::pair<std::string_view, PreemptionPolicy>{"recompute", PreemptionPolicy::kRecompute},
+    std::pair<std::string_view, PreemptionPolicy>{"stop", PreemptionPolicy::kStop},
+};
+constexpr std::array kRules = {
+    std::pair<std::string_view, VictimRule>{"least_waste", VictimRule::kLeastWaste},
+    std::pair<std::string_view, VictimRule>{"most_output", VictimRule::kMostOutput},
+    std::pair<std::string_view, VictimRule>{"last", VictimRule::kLast},
+};
+constexpr std::array kMethods = {
+    std::pair<std::string_view, DraftMethod>{"none", DraftMethod::kNone},
+    std::pair<std::string_view, DraftMethod>{"ngram", DraftMethod::kNgram},
+    std::pair<std::string_view, DraftMethod>{"mtp", DraftMethod::kMtp},
+};
 
 void AtLeast(std::int64_t least, std::int64_t value, const char* name) {
   if (value < least) {
@@ -28,18 +68,27 @@ void Validate(const EngineConfig& config) {
   AtLeast(2, config.max_model_len, "max_model_len");
   AtLeast(1, config.max_queued_requests, "max_queued_requests");
   AtLeast(1, config.max_queued_tokens, "max_queued_tokens");
+  AtLeast(0, config.max_draft_tokens, "max_draft_tokens");
+  if (config.draft_method != DraftMethod::kNone) {
+    AtLeast(1, config.max_draft_tokens, "max_draft_tokens");
+  }
+  AtLeast(0, config.num_state_slots, "num_state_slots");
+  AtLeast(0, config.tail_tokens, "tail_tokens");
   if (config.vocab_size) AtLeast(1, *config.vocab_size, "vocab_size");
 }
 
 PreemptionPolicy ParsePreemptionPolicy(std::string_view name) {
-  if (name == "recompute") return PreemptionPolicy::kRecompute;
-  if (name == "stop") return PreemptionPolicy::kStop;
-  throw std::invalid_argument("preemption is \"" + std::string(name) +
-                              "\", but must be \"recompute\" or \"stop\"");
+  return Parse("preemption", name, kPolicies);
 }
 
-std::string_view Name(PreemptionPolicy policy) {
-  return policy == PreemptionPolicy::kRecompute ? "recompute" : "stop";
+VictimRule ParseVictimRule(std::string_view name) { return Parse("victim_rule", name, kRules); }
+
+DraftMethod ParseDraftMethod(std::string_view name) {
+  return Parse("draft_method", name, kMethods);
 }
+
+std::string_view Name(PreemptionPolicy policy) { return NameIn(kPolicies, policy); }
+std::string_view Name(VictimRule rule) { return NameIn(kRules, rule); }
+std::string_view Name(DraftMethod method) { return NameIn(kMethods, method); }
 
 }  // namespace airside

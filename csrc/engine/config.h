@@ -11,6 +11,20 @@ namespace airside {
 // What becomes of a running sequence whose blocks are needed by one ahead of it.
 enum class PreemptionPolicy { kRecompute, kStop };
 
+// Whose blocks are taken, of those behind the taker.
+enum class VictimRule {
+  kLeastWaste,  // fewest tokens to compute again per block gained
+  kMostOutput,  // who has made the most tokens
+  kLast,        // the last in order
+};
+
+// Who proposes draft tokens.
+enum class DraftMethod {
+  kNone,
+  kNgram,  // the engine: what followed the last tokens when they occurred before
+  kMtp,    // the workers: the model's draft head
+};
+
 struct EngineConfig {
   int num_blocks = 0;
   int block_size = 0;              // tokens
@@ -21,6 +35,13 @@ struct EngineConfig {
   bool prefill_first = false;
   bool strict_fifo = false;
   PreemptionPolicy preemption = PreemptionPolicy::kRecompute;
+  VictimRule victim_rule = VictimRule::kLeastWaste;
+  bool enable_prefix_caching = true;
+  bool async_scheduling = true;  // a step is planned while the one before it is computed
+  DraftMethod draft_method = DraftMethod::kNone;
+  int max_draft_tokens = 0;  // per sequence and step, whoever proposes them
+  int num_state_slots = 0;   // 0: the model keeps no fixed-size state
+  int tail_tokens = 0;       // tokens before each row that the plan tells
   std::optional<TokenId> image_token_id;
   int max_queued_requests = 256;
   std::int64_t max_queued_tokens = 200'000;
@@ -34,13 +55,20 @@ struct EngineConfig {
   // Blocks that an admission leaves free, so that running sequences can grow for a while before
   // one of them is preempted: one in a hundred, and at least one.
   int WatermarkBlocks() const { return (num_blocks + 99) / 100; }
+
+  int StepsInFlightMax() const { return async_scheduling ? 2 : 1; }
 };
 
 // Throws std::invalid_argument naming the first value that makes no sense.
 void Validate(const EngineConfig& config);
 
-// "recompute" or "stop"; throws std::invalid_argument on anything else.
+// By the names that the bindings list; throw std::invalid_argument on anything else.
 PreemptionPolicy ParsePreemptionPolicy(std::string_view name);
+VictimRule ParseVictimRule(std::string_view name);
+DraftMethod ParseDraftMethod(std::string_view name);
+
 std::string_view Name(PreemptionPolicy policy);
+std::string_view Name(VictimRule rule);
+std::string_view Name(DraftMethod method);
 
 }  // namespace airside

@@ -10,9 +10,6 @@
 namespace airside {
 namespace {
 
-// Not recomputed: what made the logits no numbers would most likely do so again, for ever.
-constexpr const char* kNoTokenDetail = "the model failed: its logits gave no token a probability";
-
 const EngineConfig& Validated(const EngineConfig& config) {
   Validate(config);
   return config;
@@ -40,11 +37,11 @@ std::optional<Rejection> Engine::Add(Request request, Seconds now) {
   if (auto full = FindQueueFull(request)) return full;
 
   const SeqId id = request.seq_id;
-  const auto at =
-      live_.emplace(id, std::make_unique<Sequence>(MakeSequence(std::move(request), num_added_++)));
+  const auto at = live_.emplace(
+      id, std::make_unique<Sequence>(MakeSequence(std::move(request), num_added_++, config_)));
   Sequence& sequence = *at.first->second;
   if (sequence.request.deadline) deadlines_.insert(&sequence);
-  scheduler_.Enqueue(sequence);
+  scheduler_.Enter(sequence);
   return std::nullopt;
 }
 
@@ -85,7 +82,7 @@ bool Engine::SetShape(SeqId seq_id, int image_index, std::vector<TokenId> expans
   if (sequence->ShapesKnown()) {
     const auto num_tokens = static_cast<std::int64_t>(sequence->input.prompt.size());
     if (auto misfit = FindMisfit(num_tokens, config_)) {
-      End(*sequence, Status::kFinishedIgnored, std::move(misfit->detail));
+      End(*sequence, {Status::kFinishedIgnored, std::move(misfit->detail)});
     }
   }
   return true;
@@ -104,180 +101,123 @@ bool Engine::SetReady(SeqId seq_id, int image_index) {
   if (waits) scheduler_.Withdraw(*sequence);
   image.state = Image::State::kReady;
   if (waits) scheduler_.Enqueue(*sequence);
+  const auto& images = sequence->input.images;
+  if (std::all_of(images.begin(), images.end(),
+                  [](const Image& other) { return other.state == Image::State::kReady; })) {
+    seeing_.push_back(seq_id);
+  }
+  return true;
+}
+
+bool Engine::SetGrammarReady(SeqId seq_id) {
+  Sequence* const sequence = Find(seq_id);
+  if (sequence == nullptr || !sequence->structured.wanted) return false;
+  if (sequence->structured.grammar_ready) return false;
+  const bool waits = sequence->status() == Status::kWaiting;
+  if (waits) scheduler_.Withdraw(*sequence);
+  sequence->structured.grammar_ready = true;
+  if (waits) scheduler_.Enqueue(*sequence);
+  return true;
+}
+
+bool Engine::FailGrammar(SeqId seq_id, std::string detail) {
+  Sequence* const sequence = Find(seq_id);
+  if (sequence == nullptr) return false;
+  End(*sequence, {Status::kFinishedSoFailed, std::move(detail)});
+  return true;
+}
+
+bool Engine::Stop(SeqId seq_id, std::int64_t num_tokens, std::string detail) {
+  Sequence* const sequence = Find(seq_id);
+  if (sequence == nullptr) return false;
+  scheduler_.Withdraw(*sequence);
+  sequence->schedule.lifecycle.MoveTo(Status::kFinishedStopped);
+  const auto counted = std::clamp<std::int64_t>(num_tokens, 0, sequence->NumMade());
+  Dismiss(*sequence, counted, std::move(detail));
   return true;
 }
 
 bool Engine::Abort(SeqId seq_id, std::string cause) {
   Sequence* const sequence = Find(seq_id);
   if (sequence == nullptr) return false;
-  End(*sequence, Status::kFinishedAborted, std::move(cause));
+  End(*sequence, {Status::kFinishedAborted, std::move(cause)});
   return true;
 }
 
 bool Engine::FailVision(SeqId seq_id, std::string detail) {
   Sequence* const sequence = Find(seq_id);
   if (sequence == nullptr) return false;
-  End(*sequence, Status::kFinishedVeFailed, std::move(detail));
+  End(*sequence, {Status::kFinishedVeFailed, std::move(detail)});
   return true;
+}
+
+bool Engine::MayPlan() const {
+  if (static_cast<int>(in_flight_.size()) >= config_.StepsInFlightMax()) return false;
+  return in_flight_.empty() || !in_flight_.back().verifies_drafts;
 }
 
 std::optional<StepPlan> Engine::Schedule(Seconds now) {
   AdvanceClock(now);
   EndOverdue();
-  if (in_flight_) return std::nullopt;
-  Scheduler::Selection selection = scheduler_.Schedule();
+  if (!MayPlan()) return std::nullopt;
+  Scheduler::Selection selection =
+      scheduler_.Schedule(StepId{num_scheduled_ + 1}, in_flight_.empty(), now_);
   for (Sequence* sequence : selection.stopped) {
-    Dismiss(*sequence, "preempted: sequences ahead of it needed its KV blocks");
+    Dismiss(*sequence, sequence->NumMade(),
+            "preempted: sequences ahead of it needed its KV blocks");
   }
-  if (selection.rows.empty()) return std::nullopt;
-  for (const Row& row : selection.rows) {
-    auto& first_scheduled = row.sequence->output.first_scheduled;
-    if (!first_scheduled) first_scheduled = now_;
-  }
-  in_flight_.emplace(InFlight{StepId{++num_scheduled_}, std::move(selection.rows), {}});
-  return MakeStepPlan(in_flight_->id, in_flight_->rows, config_.image_token_id);
-}
-
-void Engine::Apply(StepId step_id, std::span<const TokenId> sampled, Seconds now) {
-  if (!in_flight_ || in_flight_->id != step_id) {
-    throw std::invalid_argument("step " + std::to_string(static_cast<std::uint64_t>(step_id)) +
-                                " is not in flight");
-  }
-  const auto& planned = in_flight_->rows;
-  const auto num_sampled = std::count_if(planned.begin(), planned.end(),
-                                         [](const Row& row) { return row.ReachesEnd(); });
-  if (static_cast<std::size_t>(num_sampled) != sampled.size()) {
-    throw std::invalid_argument(std::to_string(sampled.size()) + " tokens for " +
-                                std::to_string(num_sampled) + " sampled rows");
-  }
-  AdvanceClock(now);
-  ++stats_.steps;
-  const InFlight step = CloseStep();  // keeps those that are leaving until the rows are done with
-  auto next_token = sampled.begin();
-  for (const Row& row : step.rows) {
-    Sequence& sequence = *row.sequence;
-    const bool has_token = row.ReachesEnd();
-    const TokenId token = has_token ? *next_token++ : TokenId{};
-    if (IsFinal(sequence.status())) continue;
-    CountComputed(row);
-    sequence.cache.num_computed += row.num_new;
-    if (token < 0) {
-      End(sequence, Status::kFinishedAborted, kNoTokenDetail);
-      continue;
-    }
-    if (has_token) TakeToken(sequence, token);
-    if (!has_token || !EndIfComplete(sequence)) scheduler_.ParkIfIdle(sequence);
-  }
-  for (const auto& sequence : step.leaving) scheduler_.Release(*sequence);
+  if (selection.step.rows.empty()) return std::nullopt;
+  ++num_scheduled_;
+  in_flight_.push_back(std::move(selection.step));
+  return MakeStepPlan(in_flight_.back(), config_, scheduler_.drafter(), std::exchange(closed_, {}));
 }
 
 void Engine::FailStep(Seconds now) {
   AdvanceClock(now);
-  if (in_flight_) {
-    const InFlight step = CloseStep();
-    for (const auto& sequence : step.leaving) scheduler_.Release(*sequence);
+  in_flight_.clear();
+  leaving_.clear();
+  closed_.clear();
+  std::vector<Sequence*> live;
+  for (const auto& [id, sequence] : live_) live.push_back(sequence.get());
+  std::sort(live.begin(), live.end(), [](const Sequence* a, const Sequence* b) {
+    return a->request.serial < b->request.serial;
+  });
+  for (Sequence* sequence : live) {
+    scheduler_.Withdraw(*sequence);
+    sequence->schedule.num_rows = 0;
+    sequence->schedule.num_pending = 0;
+    sequence->schedule.opened = false;
+    sequence->structured.grammar_ready = false;
+    sequence->output.num_scores_pending = 0;
+    scheduler_.StartOver(*sequence);
   }
-  scheduler_.ForgetCaches();
+  scheduler_.ForgetContents();
   EndOverdue();
-}
-
-Engine::InFlight Engine::CloseStep() {
-  InFlight step = std::move(*in_flight_);
-  in_flight_.reset();
-  for (const Row& row : step.rows) row.sequence->schedule.num_in_flight = 0;
-  return step;
-}
-
-void Engine::CountComputed(const Row& row) {
-  Sequence& sequence = *row.sequence;
-  const std::int32_t begin = sequence.cache.num_computed;
-  const std::int32_t end = begin + row.num_new;
-  std::int32_t& computed_max = sequence.schedule.num_computed_max;
-  const std::int32_t fresh = std::clamp(computed_max, begin, end);
-  const auto prompt_end = static_cast<std::int32_t>(sequence.input.prompt.size());
-  stats_.recomputed_tokens += fresh - begin;
-  stats_.prompt_tokens += std::max(std::min(end, prompt_end) - fresh, 0);
-  computed_max = std::max(computed_max, end);
-}
-
-void Engine::TakeToken(Sequence& sequence, TokenId token) {
-  sequence.output.tokens.push_back(token);
-  if (!sequence.output.first_token) sequence.output.first_token = now_;
-  ++stats_.generation_tokens;
-  outbox_.AddToken(sequence.request.client, sequence.request.id, token);
-}
-
-// The stop check, after each token. A stop token is part of the output.
-bool Engine::EndIfComplete(Sequence& sequence) {
-  const Sequence::Generation& generation = sequence.generation;
-  const TokenId token = sequence.output.tokens.back();
-  const auto num_made = static_cast<std::int64_t>(sequence.output.tokens.size());
-  const auto& stops = generation.stop_token_ids;
-  // It was not banned only if enough had been made before it.
-  if (num_made - 1 >= generation.tokens_min &&
-      std::find(stops.begin(), stops.end(), token) != stops.end()) {
-    End(sequence, Status::kFinishedStopped, "token " + std::to_string(token));
-    return true;
-  }
-  if (num_made >= generation.tokens_max || sequence.Length() >= config_.SequenceTokensMax()) {
-    End(sequence, Status::kFinishedLengthCapped, DescribeLimit(sequence));
-    return true;
-  }
-  return false;
-}
-
-std::string Engine::DescribeLimit(const Sequence& sequence) const {
-  const Sequence::Generation& generation = sequence.generation;
-  if (static_cast<std::int64_t>(sequence.output.tokens.size()) >= generation.tokens_max) {
-    return "max_tokens " + std::to_string(generation.tokens_max);
-  }
-  if (sequence.Length() >= config_.max_model_len) {
-    return "the context of " + std::to_string(config_.max_model_len) + " tokens is full";
-  }
-  return "the KV pool of " + std::to_string(config_.PoolTokens()) + " tokens is full";
 }
 
 void Engine::EndOverdue() {
   while (!deadlines_.empty() && *(*deadlines_.begin())->request.deadline <= now_) {
-    End(**deadlines_.begin(), Status::kFinishedAborted, "deadline");
+    End(**deadlines_.begin(), {Status::kFinishedAborted, "deadline"});
   }
 }
 
-void Engine::End(Sequence& sequence, Status final_status, std::string detail) {
+void Engine::End(Sequence& sequence, Ending ending) {
   scheduler_.Withdraw(sequence);
-  sequence.schedule.lifecycle.MoveTo(final_status);
-  Dismiss(sequence, std::move(detail));
+  sequence.schedule.lifecycle.MoveTo(ending.status);
+  Dismiss(sequence, sequence.NumMade(), std::move(ending.detail));
 }
 
-// Reports the end of a sequence and forgets it; one in flight keeps its blocks until the step is
-// closed.
-void Engine::Dismiss(Sequence& sequence, std::string detail) {
+// Reports the end of a sequence and forgets it. Its blocks are free at once, since whatever comes
+// into them is planned, and so computed, after the steps that are in flight now.
+void Engine::Dismiss(Sequence& sequence, std::int64_t completion_tokens, std::string detail) {
   ++stats_.finished[sequence.status()];
-  outbox_.AddFinish(sequence.request.client, MakeFinish(sequence, std::move(detail)));
+  outbox_.AddFinish(sequence.request.client,
+                    MakeFinish(sequence, completion_tokens, std::move(detail), now_));
   if (sequence.request.deadline) deadlines_.erase(&sequence);
+  if (sequence.schedule.opened) closed_.push_back(sequence.request.id);
+  scheduler_.Leave(sequence);
   auto node = live_.extract(sequence.request.id);
-  if (sequence.schedule.num_in_flight > 0) {
-    in_flight_->leaving.push_back(std::move(node.mapped()));
-  } else {
-    scheduler_.Release(sequence);
-  }
-}
-
-Finish Engine::MakeFinish(const Sequence& sequence, std::string detail) const {
-  const Sequence::Output& output = sequence.output;
-  // Front ends stamp arrivals with their own clocks, which may be a little ahead.
-  const auto since = [](Seconds from, Seconds until) { return std::max(until - from, 0.0); };
-  const Seconds arrival = sequence.request.arrival;
-  return {.seq_id = sequence.request.id,
-          .status = sequence.status(),
-          .detail = std::move(detail),
-          .prompt_tokens = static_cast<std::int64_t>(sequence.input.prompt.size()),
-          .image_tokens = sequence.NumImageTokens(),
-          .completion_tokens = static_cast<std::int64_t>(output.tokens.size()),
-          .preemptions = output.num_preemptions,
-          .queued_s = since(arrival, output.first_scheduled.value_or(now_)),
-          .time_to_first_token_s = output.first_token ? since(arrival, *output.first_token) : 0,
-          .decode_s = output.first_token ? since(*output.first_token, now_) : 0};
+  if (sequence.schedule.num_rows > 0) leaving_.push_back(std::move(node.mapped()));
 }
 
 Stats Engine::GetStats() const {
@@ -287,7 +227,12 @@ Stats Engine::GetStats() const {
   stats.blocks_total = scheduler_.blocks().num_blocks();
   stats.blocks_live = scheduler_.blocks().num_live();
   stats.blocks_free = scheduler_.blocks().num_free();
-  stats.num_preemptions = scheduler_.num_preemptions();
+  stats.blocks_cached = scheduler_.blocks().num_cached();
+  stats.num_preemptions = scheduler_.counts().preemptions;
+  stats.prefix_cache_queries = scheduler_.counts().prefix_queries;
+  stats.prefix_cache_hits = scheduler_.counts().prefix_hits;
+  stats.state_slots_total = scheduler_.slots().num_slots();
+  stats.state_slots_live = scheduler_.slots().num_live();
   return stats;
 }
 
@@ -301,6 +246,24 @@ int Engine::QueuePosition(SeqId seq_id) const {
   const Sequence* const sequence = Find(seq_id);
   if (sequence == nullptr || sequence->status() != Status::kWaiting) return 0;
   return scheduler_.queue().Position(*sequence);
+}
+
+std::vector<TokenId> Engine::OutputIds(SeqId seq_id) const {
+  const Sequence* const sequence = Find(seq_id);
+  return sequence == nullptr ? std::vector<TokenId>{} : sequence->output.tokens;
+}
+
+std::vector<SeqId> Engine::StructuredIds() const {
+  std::vector<const Sequence*> structured;
+  for (const auto& [id, sequence] : live_) {
+    if (sequence->structured.wanted) structured.push_back(sequence.get());
+  }
+  std::sort(structured.begin(), structured.end(), [](const Sequence* a, const Sequence* b) {
+    return a->request.serial < b->request.serial;
+  });
+  std::vector<SeqId> ids;
+  for (const Sequence* sequence : structured) ids.push_back(sequence->request.id);
+  return ids;
 }
 
 Sequence* Engine::Find(SeqId seq_id) const {
@@ -319,6 +282,12 @@ Sequence* Engine::FindImage(SeqId seq_id, int image_index) const {
   return sequence;
 }
 
-void Engine::AdvanceClock(Seconds now) { now_ = std::max(now_, now); }
+void Engine::AdvanceClock(Seconds now) {
+  now_ = std::max(now_, now);
+  for (const SeqId seq_id : seeing_) {
+    if (Sequence* const sequence = Find(seq_id)) sequence->output.pixels_in = now_;
+  }
+  seeing_.clear();
+}
 
 }  // namespace airside

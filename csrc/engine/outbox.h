@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,21 +24,42 @@ struct Finish {
   Seconds queued_s;
   Seconds time_to_first_token_s;  // 0: there was none
   Seconds decode_s;               // likewise
+  std::int64_t cached_tokens;     // of the prompt, found in the prefix cache at the first admission
+  std::int64_t draft_tokens;      // verified
+  std::int64_t accepted_tokens;
+  Seconds vision_wait_s;  // from arrival until all pixels were in; 0: there are none
+  Seconds prefill_s;      // from the first step to the first token; 0: there was none
+  Seconds preempted_s;    // from losing its blocks to its next step, over all preemptions
 };
 
 // News for one client. Row i: sequence seq_ids[i] made the next num_tokens[i] of token_ids.
 struct ClientOutput {
   ClientId client;
-  std::vector<SeqId> seq_ids;
-  std::vector<std::int32_t> num_tokens;
-  std::vector<TokenId> token_ids;
-  std::vector<Finish> finished;
+  std::vector<SeqId> seq_ids = {};
+  std::vector<std::int32_t> num_tokens = {};
+  std::vector<TokenId> token_ids = {};
+  std::vector<Finish> finished = {};
+  std::int32_t step_tokens = 0;  // computed, over all sequences, in the latest step
+  // Log-probability records: bytes of each row's, one record per token; no sizes: nobody has any.
+  std::vector<std::int32_t> logprob_sizes = {};
+  std::vector<std::byte> logprobs = {};
+  // And those of further prompt positions.
+  std::vector<SeqId> prompt_seq_ids = {};
+  std::vector<std::int32_t> prompt_sizes = {};
+  std::vector<std::byte> prompt_logprobs = {};
 };
 
 // Collects what clients must be told until somebody takes it.
 class Outbox {
  public:
-  void AddToken(ClientId client, SeqId seq_id, TokenId token);
+  // What follows comes of a step with so many tokens.
+  void BeginStep(std::int32_t step_tokens) { step_tokens_ = step_tokens; }
+
+  // A sequence's new tokens, and their records if it wants any.
+  void AddTokens(ClientId client, SeqId seq_id, std::span<const TokenId> tokens,
+                 std::span<const std::byte> records);
+  // Records of a sequence's next prompt positions.
+  void AddPromptLogprobs(ClientId client, SeqId seq_id, std::span<const std::byte> records);
   void AddFinish(ClientId client, Finish finish);
 
   // Everything since the last time, by client, the smallest first.
@@ -46,6 +69,7 @@ class Outbox {
   ClientOutput& Of(ClientId client);
 
   std::map<ClientId, ClientOutput> outputs_;
+  std::int32_t step_tokens_ = 0;
 };
 
 }  // namespace airside

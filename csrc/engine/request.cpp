@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <stdexcept>
+#include <utility>
 
 namespace airside {
 namespace {
@@ -11,8 +13,61 @@ std::optional<Rejection> Invalid(std::string detail) {
   return Rejection{RejectionCode::kInvalid, std::move(detail)};
 }
 
+std::optional<Rejection> NotFinite(std::string_view name) {
+  return Invalid(std::string(name) + " is not a finite number");
+}
+
+std::optional<Rejection> FindLogitFault(const LogitRules& rules, const EngineConfig& config) {
+  if (!std::isfinite(rules.repetition_penalty) || rules.repetition_penalty <= 0) {
+    return Invalid("repetition_penalty is " + std::to_string(rules.repetition_penalty) +
+                   ", but must be a finite number above 0");
+  }
+  if (!std::isfinite(rules.presence_penalty)) return NotFinite("presence_penalty");
+  if (!std::isfinite(rules.frequency_penalty)) return NotFinite("frequency_penalty");
+  for (const auto& [token, bias] : rules.bias) {
+    if (!std::isfinite(bias)) return NotFinite("logit_bias[" + std::to_string(token) + "]");
+    if (FindStranger("logit_bias", {&token, 1}, config)) {
+      return Invalid("logit_bias names token " + std::to_string(token) +
+                     ", but the model's token ids are in [0, " +
+                     std::to_string(*config.vocab_size) + ")");
+    }
+  }
+  if (auto fault = FindStranger("allowed_token_ids", rules.allowed, config)) {
+    return Invalid(*fault);
+  }
+  return std::nullopt;
+}
+
+std::optional<Rejection> FindGoldenFault(const Request& request, const EngineConfig& config) {
+  const Golden& golden = request.golden;
+  if (golden.tokens.empty() != (golden.mode == GoldenMode::kNone)) {
+    return Invalid(golden.tokens.empty() ? "golden_mode is set, but there are no golden_tokens"
+                                         : "there are golden_tokens, but no golden_mode");
+  }
+  if (!(golden.acceptance >= 0 && golden.acceptance <= 1)) {
+    return Invalid("golden_acceptance is " + std::to_string(golden.acceptance) +
+                   ", but must be in [0, 1]");
+  }
+  if (auto fault = FindStranger("golden_tokens", golden.tokens, config)) return Invalid(*fault);
+  // A negative one would be taken for a place in the step before, the image token for a picture.
+  for (std::size_t i = 0; i < golden.tokens.size(); ++i) {
+    if (golden.tokens[i] >= 0 && golden.tokens[i] != config.image_token_id) continue;
+    return Invalid("golden_tokens[" + std::to_string(i) + "] is " +
+                   std::to_string(golden.tokens[i]) + ", which no model makes");
+  }
+  if (golden.mode == GoldenMode::kForce && request.structured) {
+    return Invalid("golden tokens cannot be forced on a structured output: leave one of them out");
+  }
+  return std::nullopt;
+}
+
 std::optional<Rejection> FindImageFault(const Request& request, const EngineConfig& config) {
   const auto& tokens = request.token_ids;
+  const std::size_t num_images = request.image_positions.size();
+  if (!request.image_hashes.empty() && request.image_hashes.size() != num_images) {
+    return Invalid(std::to_string(request.image_hashes.size()) + " image_hashes for " +
+                   std::to_string(num_images) + " images");
+  }
   if (!config.image_token_id) {
     if (request.image_positions.empty()) return std::nullopt;
     return Invalid("the model takes no images");
@@ -40,6 +95,14 @@ std::optional<Rejection> FindImageFault(const Request& request, const EngineConf
 }
 
 }  // namespace
+
+GoldenMode ParseGoldenMode(std::string_view name) {
+  if (name.empty()) return GoldenMode::kNone;
+  if (name == "force") return GoldenMode::kForce;
+  if (name == "draft") return GoldenMode::kDraft;
+  throw std::invalid_argument("golden_mode is \"" + std::string(name) +
+                              "\", but must be \"force\", \"draft\" or empty");
+}
 
 std::string_view Name(RejectionCode code) {
   switch (code) {
@@ -88,6 +151,12 @@ std::optional<Rejection> FindFault(const Request& request, const EngineConfig& c
   if (request.deadline && !std::isfinite(*request.deadline)) {
     return Invalid("deadline is not a finite time");
   }
+  if (request.drafts_max && *request.drafts_max < 0) {
+    return Invalid("drafts_max is " + std::to_string(*request.drafts_max) +
+                   ", but must not be negative");
+  }
+  if (auto fault = FindLogitFault(request.logit_rules, config)) return fault;
+  if (auto fault = FindGoldenFault(request, config)) return fault;
   if (auto fault = FindImageFault(request, config)) return fault;
   return FindMisfit(static_cast<std::int64_t>(request.token_ids.size()), config);
 }

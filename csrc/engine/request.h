@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,7 +14,7 @@
 
 namespace airside {
 
-// How the next token is drawn; handed through to the workers.
+// How the next token is drawn; handed through to the workers with each row that samples.
 struct Sampling {
   float temperature = 1.0F;  // 0: the likeliest token
   std::int32_t top_k = 0;    // 0: off
@@ -20,6 +22,40 @@ struct Sampling {
   float min_p = 0.0F;
   std::uint64_t seed = 0;
 };
+
+// What is done to the logits before that; told to the workers once, when the sequence is opened.
+struct LogitRules {
+  float repetition_penalty = 1.0F;
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  std::map<TokenId, float> bias;
+  std::vector<TokenId> allowed;  // empty: all
+
+  // Whether there is nothing to do.
+  bool Empty() const {
+    return repetition_penalty == 1.0F && presence_penalty == 0.0F && frequency_penalty == 0.0F &&
+           bias.empty() && allowed.empty();
+  }
+};
+
+// What is done with a given output.
+enum class GoldenMode {
+  kNone,   // there is none
+  kForce,  // it becomes the output, whatever the model would choose
+  kDraft,  // its tokens are offered as draft tokens
+};
+
+// "", "force" or "draft"; throws std::invalid_argument on anything else.
+GoldenMode ParseGoldenMode(std::string_view name);
+
+struct Golden {
+  std::vector<TokenId> tokens;
+  GoldenMode mode = GoldenMode::kNone;
+  double acceptance = 1.0;  // the share of drafts that is left unspoilt
+};
+
+// Content of a picture and everything that decides what becomes of it.
+using ImageHash = std::array<std::uint8_t, 16>;
 
 // What a front end asks for.
 struct Request {
@@ -35,6 +71,15 @@ struct Request {
   std::int64_t min_tokens = 0;
   std::vector<TokenId> stop_token_ids;
   Sampling sampling;
+  std::string user;                     // users get equal shares
+  std::string cache_salt;               // blocks are shared among requests of the same salt
+  std::vector<ImageHash> image_hashes;  // one per image; empty: pictures are shared with nobody
+  LogitRules logit_rules;
+  std::int32_t logprobs = -1;         // alternatives with each token's log-probability; -1: none
+  std::int32_t prompt_logprobs = -1;  // likewise for the prompt
+  bool structured = false;            // a grammar, kept by the workers, restricts the output
+  std::optional<std::int32_t> drafts_max;  // per step; none: as the engine is configured
+  Golden golden;
 };
 
 enum class RejectionCode { kDuplicateId, kInvalid, kContextExceeded, kPoolExceeded, kQueueFull };

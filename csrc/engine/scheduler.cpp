@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "engine/ensure.h"
@@ -10,36 +11,57 @@
 namespace airside {
 namespace {
 
-bool InStep(const Sequence& sequence) { return sequence.schedule.num_in_flight > 0; }
+bool InStep(const Sequence& sequence, const Step& step) {
+  return sequence.schedule.last_step == static_cast<std::uint64_t>(step.id);
+}
 
 }  // namespace
 
 Scheduler::Scheduler(const EngineConfig& config)
-    : config_(config), blocks_(config.num_blocks, config.block_size) {}
+    : config_(config),
+      blocks_(config.num_blocks, config.block_size, config.enable_prefix_caching),
+      slots_(config.num_state_slots),
+      prefixes_(config_, blocks_),
+      drafter_(config_),
+      victims_(config.victim_rule, blocks_),
+      queue_(shares_) {}
 
-// Why something always moves: let F be the first in order of all that can. Nobody takes blocks from
-// F, since takers only take from sequences behind them. If nothing that runs can move, the running
-// ones give their blocks back one after another, last first, and once none runs, F is at the front
-// of the queue and may take from everyone. F fits: what does not fit the whole pool is never taken.
-Scheduler::Selection Scheduler::Schedule() {
-  Step step;
-  step.tokens_left = config_.max_num_batched_tokens;
-  SelectRows(step);
-  while (step.rows.empty() && !running_.empty()) {
-    Preempt(*running_.back(), step);
-    SelectRows(step);
-  }
-  return step;
+bool Scheduler::HasWork() const {
+  const auto can_move = [](const Sequence* sequence) { return sequence->Schedulable(); };
+  if (std::any_of(running_.begin(), running_.end(), can_move)) return true;
+  return static_cast<int>(running_.size()) < config_.max_num_seqs &&
+         queue_.Front(config_.strict_fifo) != nullptr;
 }
 
-void Scheduler::SelectRows(Step& step) {
+// Why something always moves: let F be the first in order of all that can. Nobody takes blocks from
+// F, whatever the victim rule, since takers only take from sequences behind them. A step in flight
+// comes back, so say that none is. If nothing that runs can move, the running ones give their
+// blocks back one after another, last first, and once none runs, F is at the front of the queue and
+// may take blocks, and a state slot, from everyone. F fits: what does not fit the whole pool is
+// never taken. What it finds in the cache is blocks that it would need anyhow.
+Scheduler::Selection Scheduler::Schedule(StepId id, bool is_first_in_flight, Seconds now) {
+  Planning planning;
+  planning.now = now;
+  planning.tokens_left = config_.max_num_batched_tokens;
+  planning.step.id = id;
+  planning.step.rows.reserve(running_.size() + 1);
+  SelectRows(planning);
+  while (is_first_in_flight && planning.step.rows.empty() && !running_.empty()) {
+    Preempt(*running_.back(), planning);
+    SelectRows(planning);
+  }
+  planning.step.num_tokens = config_.max_num_batched_tokens - planning.tokens_left;
+  return planning;
+}
+
+void Scheduler::SelectRows(Planning& planning) {
   if (!PromptsComeFirst()) {
-    SelectDecodes(step);
-    SelectPrompts(step);
+    SelectDecodes(planning);
+    SelectPrompts(planning);
     return;
   }
-  SelectPrompts(step);
-  if (step.rows.empty() || !config_.prefill_first) SelectDecodes(step);
+  SelectPrompts(planning);
+  if (planning.step.rows.empty() || !config_.prefill_first) SelectDecodes(planning);
 }
 
 // Without chunking, a prompt that does not fit beside the decodes would wait until none is left.
@@ -49,136 +71,212 @@ bool Scheduler::PromptsComeFirst() const {
   const Sequence* prompt = queue_.Front(config_.strict_fifo);
   std::int32_t num_decodes = 0;
   for (const Sequence* sequence : running_) {
+    if (!sequence->Schedulable()) continue;
     if (sequence->Decoding()) {
       ++num_decodes;
     } else if (prompt == nullptr || prompt->status() == Status::kWaiting) {
       prompt = sequence;
     }
   }
-  return prompt != nullptr && NextChunk(*prompt, config_.max_num_batched_tokens - num_decodes) == 0;
+  if (prompt == nullptr) return false;
+  return NextChunk(prompt->ReadyLength() - prompt->NumPlanned(),
+                   config_.max_num_batched_tokens - num_decodes) == 0;
 }
 
-void Scheduler::SelectDecodes(Step& step) {
+void Scheduler::SelectDecodes(Planning& planning) {
+  const auto is_due = [&](const Sequence& sequence) {
+    return sequence.Decoding() && sequence.Schedulable() && !InStep(sequence, planning.step);
+  };
+  planning.num_decodes_left = static_cast<std::int32_t>(
+      std::count_if(running_.begin(), running_.end(),
+                    [&](const Sequence* sequence) { return is_due(*sequence); }));
   // The list can only shrink behind i, as rows take blocks from sequences behind them.
-  for (std::size_t i = 0; i < running_.size() && step.tokens_left > 0; ++i) {
-    if (running_[i]->Decoding()) TryRow(*running_[i], 1, step);
+  for (std::size_t i = 0; i < running_.size() && planning.tokens_left > 0; ++i) {
+    if (!is_due(*running_[i])) continue;
+    --planning.num_decodes_left;
+    TryRow(*running_[i], 1, planning);
   }
+  planning.num_decodes_left = 0;
 }
 
-void Scheduler::SelectPrompts(Step& step) {
+void Scheduler::SelectPrompts(Planning& planning) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (InStep(sequence) || sequence.Decoding()) continue;
-    const std::int32_t num_new = NextChunk(sequence, step.tokens_left);
+    if (InStep(sequence, planning.step) || sequence.Decoding() || !sequence.Schedulable()) continue;
+    const std::int32_t remaining = sequence.ReadyLength() - sequence.NumPlanned();
+    const std::int32_t num_new = NextChunk(remaining, planning.tokens_left);
     if (num_new == 0) return;
-    TryRow(sequence, num_new, step);
+    TryRow(sequence, num_new, planning);
   }
-  AdmitPrompts(step);
+  AdmitPrompts(planning);
 }
 
-void Scheduler::AdmitPrompts(Step& step) {
+void Scheduler::AdmitPrompts(Planning& planning) {
   // What somebody that runs could not get, no newcomer gets.
-  if (step.short_of_blocks && !step.rows.empty()) return;
+  if (planning.short_of_blocks && !planning.step.rows.empty()) return;
   while (static_cast<int>(running_.size()) < config_.max_num_seqs) {
     Sequence* const sequence = queue_.Front(config_.strict_fifo);
-    if (sequence == nullptr) return;
-    const std::int32_t num_new = NextChunk(*sequence, step.tokens_left);
-    if (num_new == 0) return;
-    // The front of the queue has no company that it could not send away when nothing runs.
-    const int watermark = running_.empty() ? 0 : config_.WatermarkBlocks();
-    const int wanted = BlocksMissing(*sequence, num_new) + watermark;
-    if (!MakeRoom(*sequence, wanted, /*from_running=*/false, step)) return;
-    queue_.Erase(*sequence);
-    sequence->schedule.lifecycle.MoveTo(Status::kRunning);
-    AddToRunning(*sequence);
-    AddRow(*sequence, num_new, step);
+    if (sequence == nullptr || !Admit(*sequence, planning)) return;
   }
 }
 
-// How many of its tokens the sequence would compute next; 0: none with so few left in the step.
-// With chunking off it is all of them, or a whole step's worth where all would not fit any step.
-std::int32_t Scheduler::NextChunk(const Sequence& sequence, std::int32_t tokens_left) const {
-  const std::int32_t remaining = sequence.ReadyLength() - sequence.cache.num_computed;
+// Lets the front of the queue run, if there is room for its next chunk.
+bool Scheduler::Admit(Sequence& sequence, Planning& planning) {
+  const auto hits = prefixes_.FindHits(sequence);
+  const auto num_hits = static_cast<std::int32_t>(hits.size());
+  const std::int32_t hit_tokens = num_hits * config_.block_size;
+  if (!sequence.cache.blocks.empty() && hit_tokens > sequence.NumPlanned()) TradeIn(sequence);
+  const bool starts = sequence.cache.blocks.empty();
+  const std::int32_t begin = starts ? hit_tokens : sequence.NumPlanned();
+  const std::int32_t num_new = NextChunk(sequence.ReadyLength() - begin, planning.tokens_left);
+  if (num_new == 0) return false;
+  const auto lacks_slot = [&] {
+    return starts && slots_.num_slots() > 0 && slots_.num_free() == 0;
+  };
+  if (lacks_slot() && FindSlotHolder(sequence, planning) == nullptr) return false;
+
+  // Shared first, so that nobody takes what was found for what is still missing.
+  std::vector<BlockId> shared;
+  if (starts) blocks_.Share(hits, shared);
+  const auto held = static_cast<int>(starts ? shared.size() : sequence.cache.blocks.size());
+  const int missing = blocks_.BlocksFor(begin + num_new) - held;
+  // The front of the queue has no company that it could not send away when nothing runs.
+  const int watermark = running_.empty() ? 0 : config_.WatermarkBlocks();
+  if (!MakeRoom(sequence, missing + watermark, /*from_running=*/false, planning)) {
+    blocks_.Free(shared);
+    return false;
+  }
+  if (lacks_slot()) Preempt(*FindSlotHolder(sequence, planning), planning);
+  Start(sequence, std::move(shared), num_new, planning);
+  return true;
+}
+
+// A parked sequence gives what it has for what the cache has, which is more: others have computed
+// the picture that it was waiting for. Should it not be admitted now, it can still be later.
+void Scheduler::TradeIn(Sequence& sequence) {
+  Withdraw(sequence);
+  Release(sequence);
+  Enqueue(sequence);
+}
+
+// The sequence leaves the queue, with the blocks that it shares if it has none, and gets a row.
+void Scheduler::Start(Sequence& sequence, std::vector<BlockId> shared, std::int32_t num_new,
+                      Planning& planning) {
+  Sequence::Cache& cache = sequence.cache;
+  Sequence::Output& output = sequence.output;
+  queue_.Erase(sequence);
+  if (!sequence.schedule.turn) sequence.schedule.turn = next_turn_++;
+  BlockId state_from{-1};
+  if (cache.blocks.empty()) {
+    const auto num_shared = static_cast<std::int32_t>(shared.size());
+    if (slots_.num_slots() > 0) cache.state_slot = slots_.Take();
+    if (slots_.num_slots() > 0 && num_shared > 0) state_from = shared.back();
+    cache.blocks = std::move(shared);
+    cache.num_computed = num_shared * config_.block_size;
+    cache.num_published = num_shared;
+    if (prefixes_.LooksUp(sequence)) counts_.prefix_queries += sequence.Length();
+    counts_.prefix_hits += cache.num_computed;
+    // Found before anything was lost: whatever is found later, it has left there itself.
+    if (output.tokens.empty() && output.num_preemptions == 0) {
+      output.num_cached = std::max(output.num_cached, cache.num_computed);
+    }
+    std::int32_t& charged = sequence.schedule.num_charged;
+    charged = std::max(charged, cache.num_computed);
+  }
+  sequence.schedule.lifecycle.MoveTo(Status::kRunning);
+  AddToRunning(sequence);
+  AddRow(sequence, num_new, planning).state_from = state_from;
+}
+
+// How many of the remaining tokens the sequence would compute next; 0: none with so few left in the
+// step. With chunking off it is all of them, or a whole step's worth where all would not fit any
+// step.
+std::int32_t Scheduler::NextChunk(std::int32_t remaining, std::int32_t tokens_left) const {
   if (config_.enable_chunked_prefill) return std::min(remaining, tokens_left);
   const std::int32_t whole = std::min(remaining, config_.max_num_batched_tokens);
   return whole <= tokens_left ? whole : 0;
 }
 
 int Scheduler::BlocksMissing(const Sequence& sequence, std::int32_t num_new) const {
-  const Sequence::Cache& cache = sequence.cache;
-  return blocks_.BlocksFor(cache.num_computed + num_new) - static_cast<int>(cache.blocks.size());
+  return blocks_.BlocksFor(sequence.NumPlanned() + num_new) -
+         static_cast<int>(sequence.cache.blocks.size());
 }
 
-bool Scheduler::TryRow(Sequence& sequence, std::int32_t num_new, Step& step) {
+bool Scheduler::TryRow(Sequence& sequence, std::int32_t num_new, Planning& planning) {
   const int missing = BlocksMissing(sequence, num_new);
-  if (!MakeRoom(sequence, missing, /*from_running=*/true, step)) {
-    step.short_of_blocks = true;
+  if (!MakeRoom(sequence, missing, /*from_running=*/true, planning)) {
+    planning.short_of_blocks = true;
     return false;
   }
-  AddRow(sequence, num_new, step);
+  AddRow(sequence, num_new, planning);
   return true;
 }
 
-void Scheduler::AddRow(Sequence& sequence, std::int32_t num_new, Step& step) {
-  blocks_.Allocate(BlocksMissing(sequence, num_new), sequence.cache.blocks);
-  sequence.schedule.num_in_flight = num_new;
-  step.tokens_left -= num_new;
-  step.rows.push_back({&sequence, num_new});
-}
-
 // Sees to it that so many blocks are free; false, with nothing changed, where that cannot be.
-bool Scheduler::MakeRoom(const Sequence& taker, int blocks_wanted, bool from_running, Step& step) {
+// Victims are idle ones and then those behind the taker.
+bool Scheduler::MakeRoom(const Sequence& taker, int blocks_wanted, bool from_running,
+                         Planning& planning) {
   if (blocks_.CanAllocate(blocks_wanted)) return true;
-  const std::vector<Sequence*> victims = FindVictims(taker, blocks_wanted, from_running);
-  for (Sequence* victim : victims) Preempt(*victim, step);
+  const auto can_spare = [&](const Sequence* other) {
+    return ComesBefore(taker, *other) && !InStep(*other, planning.step);
+  };
+  std::vector<Sequence*> idle;
+  std::vector<Sequence*> behind;
+  for (Sequence* holder : queue_.holding()) {
+    if (IsIdle(*holder)) {
+      idle.push_back(holder);
+    } else if (can_spare(holder)) {
+      behind.push_back(holder);
+    }
+  }
+  if (from_running) {
+    std::copy_if(running_.begin(), running_.end(), std::back_inserter(behind), can_spare);
+    std::sort(behind.begin(), behind.end(), InOrder{});
+  }
+  const auto victims = victims_.Choose(idle, behind, blocks_wanted - blocks_.num_free());
+  for (Sequence* victim : victims) Preempt(*victim, planning);
   return !victims.empty();
 }
 
-// The fewest sequences that can spare the blocks: idle ones, which can do nothing with them now,
-// and then those behind the taker, last first. Empty: all of them together hold too few.
-std::vector<Sequence*> Scheduler::FindVictims(const Sequence& taker, int blocks_wanted,
-                                              bool from_running) const {
-  const bool queue_moves = queue_.Front(config_.strict_fifo) != nullptr;
-  const auto is_idle = [&](const Sequence* waiting) {
-    return !queue_moves || !waiting->Schedulable();
-  };
-  const auto can_spare = [&](const Sequence* other) {
-    return ComesBefore(taker, *other) && !InStep(*other);
-  };
-  std::vector<Sequence*> candidates;
+// Who in the queue gives its state slot to the taker, which is at the front; null: nobody.
+Sequence* Scheduler::FindSlotHolder(const Sequence& taker, const Planning& planning) const {
   const auto& holding = queue_.holding();
-  std::copy_if(holding.rbegin(), holding.rend(), std::back_inserter(candidates), is_idle);
-  const auto num_idle = static_cast<std::ptrdiff_t>(candidates.size());
-  std::copy_if(holding.begin(), holding.end(), std::back_inserter(candidates),
-               [&](const Sequence* other) { return !is_idle(other) && can_spare(other); });
-  if (from_running) {
-    std::copy_if(running_.begin(), running_.end(), std::back_inserter(candidates), can_spare);
-  }
-  std::sort(candidates.begin() + num_idle, candidates.end(),
-            [](const Sequence* a, const Sequence* b) { return ComesBefore(*b, *a); });
-
-  int blocks = blocks_.num_free();
-  for (auto it = candidates.begin(); it != candidates.end(); ++it) {
-    blocks += static_cast<int>((*it)->cache.blocks.size());
-    if (blocks >= blocks_wanted) return {candidates.begin(), it + 1};
-  }
-  return {};
+  const auto at = std::find_if(holding.rbegin(), holding.rend(), [&](const Sequence* holder) {
+    return IsIdle(*holder) || (ComesBefore(taker, *holder) && !InStep(*holder, planning.step));
+  });
+  return at == holding.rend() ? nullptr : *at;
 }
 
-void Scheduler::Preempt(Sequence& victim, Step& step) {
+// Whether somebody in the queue can do nothing with its blocks now.
+bool Scheduler::IsIdle(const Sequence& waiting) const {
+  return !waiting.Schedulable() || queue_.Front(config_.strict_fifo) == nullptr;
+}
+
+void Scheduler::Preempt(Sequence& victim, Planning& planning) {
   const bool was_running = victim.status() == Status::kRunning;
-  ++num_preemptions_;
+  ++counts_.preemptions;
   ++victim.output.num_preemptions;
+  victim.schedule.preempted_at = planning.now;
   Withdraw(victim);
   Release(victim);
   if (was_running && config_.preemption == PreemptionPolicy::kStop) {
     victim.schedule.lifecycle.MoveTo(Status::kFinishedPreempted);
-    step.stopped.push_back(&victim);
+    planning.stopped.push_back(&victim);
   } else {
     if (was_running) victim.schedule.lifecycle.MoveTo(Status::kWaiting);
     Enqueue(victim);
   }
-  step.short_of_blocks |= was_running;
+  planning.short_of_blocks |= was_running;
+}
+
+void Scheduler::Enter(Sequence& sequence) {
+  sequence.schedule.account = &shares_.Enter(sequence.request.user);
+  Enqueue(sequence);
+}
+
+void Scheduler::Leave(Sequence& sequence) {
+  Release(sequence);
+  shares_.Leave(*std::exchange(sequence.schedule.account, nullptr));
 }
 
 void Scheduler::Enqueue(Sequence& sequence) {
@@ -195,28 +293,37 @@ void Scheduler::Withdraw(Sequence& sequence) {
 }
 
 void Scheduler::ParkIfIdle(Sequence& sequence) {
-  if (sequence.Schedulable()) return;
+  if (sequence.status() != Status::kRunning) return;
+  if (sequence.cache.num_in_flight > 0 || sequence.Schedulable()) return;
   RemoveFromRunning(sequence);
   sequence.schedule.lifecycle.MoveTo(Status::kWaiting);
   Enqueue(sequence);
 }
 
-void Scheduler::ForgetCaches() {
-  const std::vector<Sequence*> holders(queue_.holding().begin(), queue_.holding().end());
-  for (Sequence* sequence : holders) {
-    queue_.Erase(*sequence);
-    Release(*sequence);
-    Enqueue(*sequence);
-  }
-  for (Sequence* sequence : std::exchange(running_, {})) {
-    Release(*sequence);
-    sequence->schedule.lifecycle.MoveTo(Status::kWaiting);
-    Enqueue(*sequence);
-  }
+void Scheduler::RollBack(Sequence& sequence, std::int32_t num_rejected) {
+  Sequence::Cache& cache = sequence.cache;
+  Ensure(cache.num_in_flight == 0, "a step was planned upon drafts");
+  cache.num_computed -= num_rejected;
+  const int kept = blocks_.BlocksFor(cache.num_computed);
+  blocks_.Free(std::span(cache.blocks).subspan(kept));
+  cache.blocks.resize(kept);
 }
 
+void Scheduler::StartOver(Sequence& sequence) {
+  Release(sequence);
+  if (sequence.status() == Status::kRunning) sequence.schedule.lifecycle.MoveTo(Status::kWaiting);
+  Enqueue(sequence);
+}
+
+// What it leaves in its blocks can be found again until they are taken for something else.
 void Scheduler::Release(Sequence& sequence) {
-  blocks_.Free(std::exchange(sequence.cache, {}).blocks);
+  prefixes_.Publish(sequence);
+  blocks_.Free(sequence.cache.blocks);
+  if (sequence.cache.state_slot >= 0) slots_.GiveBack(sequence.cache.state_slot);
+  const std::uint64_t epoch = sequence.cache.epoch;
+  sequence.cache = {.blocks = {}, .epoch = epoch + 1};
+  sequence.draft.proposed.clear();
+  sequence.draft.confidences.clear();
 }
 
 void Scheduler::AddToRunning(Sequence& sequence) {

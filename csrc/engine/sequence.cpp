@@ -2,13 +2,41 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <limits>
-#include <tuple>
 #include <utility>
 
 #include "engine/ensure.h"
 
 namespace airside {
+namespace {
+
+// The finalizer of SplitMix64 (Steele et al. 2014).
+std::uint64_t Scramble(std::uint64_t value) {
+  value += 0x9E3779B97F4A7C15ULL;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
+  return value ^ (value >> 31);
+}
+
+// Without a hash, a picture is like no other: it stands for its place in its own sequence.
+std::uint64_t ContentOfImage(const Request& request, std::uint64_t serial, std::size_t index) {
+  if (request.image_hashes.empty()) return Scramble(Scramble(~serial) + index);
+  std::uint64_t halves[2];
+  std::memcpy(halves, request.image_hashes[index].data(), sizeof(halves));
+  return Scramble(Scramble(halves[0]) ^ halves[1]);
+}
+
+std::int32_t DraftTokensMax(const Request& request, const EngineConfig& config) {
+  // What is forced is no guess: it fills what the step leaves.
+  if (request.golden.mode == GoldenMode::kForce) return std::numeric_limits<std::int32_t>::max();
+  const bool has_drafter =
+      request.golden.mode == GoldenMode::kDraft || config.draft_method != DraftMethod::kNone;
+  if (!has_drafter) return 0;
+  return std::min(request.drafts_max.value_or(config.max_draft_tokens), config.max_draft_tokens);
+}
+
+}  // namespace
 
 bool Sequence::ShapesKnown() const {
   return std::all_of(input.images.begin(), input.images.end(),
@@ -16,12 +44,20 @@ bool Sequence::ShapesKnown() const {
 }
 
 std::int32_t Sequence::ReadyLength() const {
-  if (input.images.empty()) return Length();
+  // Computing the last token samples the next one, for which the grammar is needed.
+  const std::int32_t all =
+      VirtualLength() - (structured.wanted && !structured.grammar_ready ? 1 : 0);
+  if (input.images.empty()) return all;
   if (!ShapesKnown()) return 0;
   for (const Image& image : input.images) {
-    if (image.state == Image::State::kPixelsPending) return image.begin;
+    if (image.state == Image::State::kPixelsPending) return std::min(image.begin, all);
   }
-  return Length();
+  return all;
+}
+
+bool Sequence::TakesDrafts() const {
+  if (draft.golden.mode == GoldenMode::kNone) return draft.tokens_max > 0;
+  return draft.tokens_max > 0 && static_cast<std::size_t>(NumMade()) < draft.golden.tokens.size();
 }
 
 std::int32_t Sequence::NumImageTokens() const {
@@ -33,7 +69,7 @@ std::int32_t Sequence::NumImageTokens() const {
 
 void Sequence::AppendTokens(std::int32_t begin, std::int32_t end, std::vector<TokenId>& to) const {
   Ensure(0 <= begin && begin <= end && end <= Length(), "tokens outside of the sequence");
-  const auto prompt_end = static_cast<std::int32_t>(input.prompt.size());
+  const std::int32_t prompt_end = PromptLength();
   const auto& prompt = input.prompt;
   const auto& made = output.tokens;
   to.insert(to.end(), prompt.begin() + std::min(begin, prompt_end),
@@ -42,24 +78,52 @@ void Sequence::AppendTokens(std::int32_t begin, std::int32_t end, std::vector<To
             made.begin() + std::max(end - prompt_end, 0));
 }
 
-Sequence MakeSequence(Request request, std::uint64_t serial) {
+std::uint64_t Sequence::ContentOf(std::int32_t position,
+                                  std::optional<TokenId> image_token_id) const {
+  const TokenId token =
+      position < PromptLength() ? input.prompt[position] : output.tokens[position - PromptLength()];
+  if (token != image_token_id) return static_cast<std::uint32_t>(token);
+  // The image token stands for a part of its picture. The first image that ends behind it has it.
+  const auto& images = input.images;
+  const auto image =
+      std::upper_bound(images.begin(), images.end(), position,
+                       [](std::int32_t place, const Image& other) { return place < other.end; });
+  Ensure(image != images.end() && image->begin <= position, "an image token outside of images");
+  const auto place = static_cast<std::uint64_t>(position - image->begin);
+  return Scramble(image->content + place) | (std::uint64_t{1} << 63);  // unlike any token
+}
+
+Sequence MakeSequence(Request request, std::uint64_t serial, const EngineConfig& config) {
   Sequence sequence;
+  for (std::size_t i = 0; i < request.image_positions.size(); ++i) {
+    const std::int32_t position = request.image_positions[i];
+    sequence.input.images.push_back({.expansion = {},
+                                     .begin = position,
+                                     .end = position + 1,
+                                     .content = ContentOfImage(request, serial, i)});
+  }
+  sequence.draft.tokens_max = DraftTokensMax(request, config);
+  sequence.draft.golden = std::move(request.golden);
+  sequence.structured.wanted = request.structured;
   sequence.request = {.id = request.seq_id,
                       .name = std::move(request.request_id),
                       .client = request.client,
+                      .user = std::move(request.user),
                       .arrival = request.arrival,
                       .priority = request.priority,
                       .deadline = request.deadline,
                       .serial = serial};
   sequence.input.prompt = std::move(request.token_ids);
-  for (const std::int32_t position : request.image_positions) {
-    sequence.input.images.push_back({.expansion = {}, .begin = position, .end = position + 1});
-  }
+  sequence.input.salt = std::move(request.cache_salt);
+  sequence.input.logprobs = request.prompt_logprobs;
   sequence.generation = {
       .tokens_max = request.max_tokens.value_or(std::numeric_limits<std::int64_t>::max()),
       .tokens_min = request.min_tokens,
+      .length_max = config.SequenceTokensMax(),
       .stop_token_ids = std::move(request.stop_token_ids),
-      .sampling = request.sampling};
+      .sampling = request.sampling,
+      .logit_rules = std::move(request.logit_rules),
+      .logprobs = request.logprobs};
   return sequence;
 }
 
@@ -78,15 +142,6 @@ void ExpandPrompt(Sequence::Input& input) {
   }
   expanded.insert(expanded.end(), input.prompt.begin() + copied, input.prompt.end());
   input.prompt = std::move(expanded);
-}
-
-bool ComesBefore(const Sequence& a, const Sequence& b) {
-  static constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-  const auto key = [](const Sequence::RequestGroup& request) {
-    return std::make_tuple(request.priority, request.deadline.value_or(kNever), request.arrival,
-                           request.serial);
-  };
-  return key(a.request) < key(b.request);
 }
 
 }  // namespace airside

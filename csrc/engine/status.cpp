@@ -19,8 +19,8 @@ constexpr std::array<Facts, kNumStatuses> kFacts = {{
     // name                     reason                          from: WAITING  RUNNING
     {"WAITING", "", false, true},
     {"RUNNING", "", true, false},
-    {"FINISHED_STOPPED", "stop", false, true},
-    {"FINISHED_LENGTH_CAPPED", "length", false, true},
+    {"FINISHED_STOPPED", "stop", true, true},
+    {"FINISHED_LENGTH_CAPPED", "length", true, true},
     {"FINISHED_ABORTED", "abort", true, true},
     {"FINISHED_IGNORED", "prompt_length_exceeded", true, false},
     {"FINISHED_PREEMPTED", "insufficient_system_resource", false, true},

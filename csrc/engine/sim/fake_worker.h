@@ -1,115 +1,123 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/config.h"
-#include "engine/ensure.h"
+#include "engine/sim/fake_model.h"
+#include "engine/sim/plan_rows.h"
 #include "engine/step_plan.h"
+#include "engine/step_result.h"
 #include "engine/types.h"
 
 namespace airside::sim {
 
-// What the fake model knows of a prefix: a hash of every token and picture in it. It stands for the
-// keys and values of a position, so a wrong block, token or picture shows in the next token.
-using Digest = std::uint64_t;
+// What the workers know of a request without its plans.
+struct Passenger {
+  std::string salt;
+  std::vector<std::uint64_t> pictures;  // the content of each
+  bool has_rules = false;
+};
 
-inline constexpr TokenId kImageToken = 7;
-inline constexpr TokenId kVocabulary = 40;
+// What a step brings back.
+struct FakeResult {
+  std::vector<TokenId> sampled;
+  std::vector<std::uint32_t> logprobs;
+  std::vector<std::uint32_t> prompt_logprobs;
+  std::vector<std::int32_t> num_drafts;
+  std::vector<TokenId> draft_tokens;
+  std::vector<float> draft_confidences;
 
-inline Digest Mix(Digest digest, std::uint64_t value) {
-  digest = (digest ^ (value + 0x9E3779B97F4A7C15ULL + (digest << 6))) * 0xBF58476D1CE4E5B9ULL;
-  return digest ^ (digest >> 29);
-}
+  // For the engine, as long as this lives.
+  StepResult View() const;
+};
 
-inline Digest MixEmbedding(Digest digest, SeqId seq_id, std::int32_t image, std::int32_t position) {
-  digest = Mix(digest, static_cast<std::uint64_t>(seq_id) + 1'000'000);
-  return Mix(Mix(digest, static_cast<std::uint64_t>(image)), static_cast<std::uint64_t>(position));
-}
-
-inline TokenId NextToken(Digest digest, const std::vector<TokenId>& banned) {
-  auto token = static_cast<TokenId>(digest % kVocabulary);
-  while (std::find(banned.begin(), banned.end(), token) != banned.end()) {
-    token = (token + 1) % kVocabulary;
-  }
-  return token;
-}
-
-// Computes plans on a KV pool of digests. Keeps nothing else between steps.
+// Computes plans with the fake model, in the order in which they come, and keeps between them what
+// a worker does: the KV pool, states, the tokens of the step before, histories and grammars. Throws
+// std::logic_error on whatever a plan must not ask.
 class FakeWorker {
  public:
-  explicit FakeWorker(const EngineConfig& config)
-      : block_size_(config.block_size),
-        image_token_id_(config.image_token_id),
-        pool_(static_cast<std::size_t>(config.PoolTokens())) {}
+  FakeWorker(const EngineConfig& config, std::uint64_t seed);
 
-  // A new process: whatever the pool held is gone.
-  void Restart() { std::fill(pool_.begin(), pool_.end(), Digest{0xDEAD}); }
+  void Introduce(SeqId seq_id, Passenger passenger) { passengers_[seq_id] = std::move(passenger); }
 
-  std::vector<TokenId> Execute(const StepPlan& plan) {
-    std::vector<TokenId> sampled;
-    Pictures pictures(plan.images);
-    std::size_t next_token = 0;
-    std::size_t table = 0;
-    for (std::size_t row = 0; row < plan.seq_ids.size(); ++row) {
-      const std::int32_t begin = plan.num_computed[row];
-      Digest digest = begin == 0 ? 0 : At(plan, table, begin - 1);
-      for (std::int32_t position = begin; position < begin + plan.num_new[row]; ++position) {
-        const TokenId token = plan.token_ids.at(next_token++);
-        digest = token == image_token_id_ ? pictures.MixNext(digest, plan.seq_ids[row])
-                                          : Mix(digest, static_cast<std::uint64_t>(token));
-        At(plan, table, position) = digest;
-      }
-      table += plan.num_blocks[row];
-      if (plan.sampled[row] == 1) {
-        const auto banned = plan.banned.find(static_cast<std::int32_t>(sampled.size()));
-        sampled.push_back(NextToken(
-            digest, banned == plan.banned.end() ? std::vector<TokenId>{} : banned->second));
-      }
-    }
-    Ensure(next_token == plan.token_ids.size(), "the plan has more tokens than its rows");
-    Ensure(table == plan.block_tables.size(), "the plan has more blocks than its tables");
-    Ensure(pictures.AllUsed(), "the plan names a picture that no token needs");
-    return sampled;
-  }
+  // A new process: whatever it held is gone.
+  void Restart();
+
+  void OpenGrammar(SeqId seq_id, std::vector<TokenId> output);
+
+  FakeResult Execute(const StepPlan& plan);
+
+  std::size_t num_opened() const { return opened_.size(); }
 
  private:
-  // Hands out the embeddings of a plan's images, one by one.
-  class Pictures {
-   public:
-    explicit Pictures(const std::vector<ImageSlice>& slices) : slices_(slices) {}
-
-    Digest MixNext(Digest digest, SeqId seq_id) {
-      Ensure(slice_ < slices_.size(), "an image token without a picture");
-      const ImageSlice& slice = slices_[slice_];
-      Ensure(slice.seq_id == seq_id, "an image token with somebody else's picture");
-      digest = MixEmbedding(digest, seq_id, slice.image_index, slice.embed_start + used_);
-      if (++used_ == slice.embed_count) {
-        ++slice_;
-        used_ = 0;
-      }
-      return digest;
-    }
-
-    bool AllUsed() const { return slice_ == slices_.size() && used_ == 0; }
-
-   private:
-    const std::vector<ImageSlice>& slices_;
-    std::size_t slice_ = 0;
-    std::int32_t used_ = 0;
+  struct Cell {  // of the KV pool
+    Prefix before;
+    Prefix after;
+  };
+  struct State {  // after the token at `position`
+    std::int32_t position = -1;
+    Digest digest = 0;
+  };
+  struct History {
+    std::int32_t num_prompt_tokens = 0;
+    Digest rules = 0;
+    std::vector<TokenId> tokens;
+  };
+  struct Grammar {
+    std::vector<TokenId> tokens;
+  };
+  // A row while it is computed.
+  struct Work {
+    const StepPlan& plan;
+    const PlanRow& row;
+    std::vector<TokenId> tokens = {};   // placeholders replaced
+    std::vector<Prefix> prefixes = {};  // after each token
+    std::vector<Digest> states = {};    // likewise
+    bool is_in_vain = false;            // its sequence has ended
   };
 
-  Digest& At(const StepPlan& plan, std::size_t table, std::int32_t position) {
-    const BlockId block = plan.block_tables.at(table + position / block_size_);
-    return pool_.at(static_cast<std::size_t>(block) * block_size_ + position % block_size_);
-  }
+  // Image and place of the next embedding of the plan, which must be this sequence's.
+  using NextPicture = std::function<std::pair<std::int32_t, std::int32_t>(SeqId)>;
 
-  int block_size_;
-  std::optional<TokenId> image_token_id_;
-  std::vector<Digest> pool_;
+  void Open(const StepPlan& plan);
+  void ResolveTokens(Work& work) const;
+  void ComputeKv(Work& work, const NextPicture& next_picture);
+  Prefix ReadKv(const PlanRow& row);
+  void ComputeStates(Work& work);
+  Digest ReadState(const PlanRow& row) const;
+  void Remember(const Work& work);
+  void SampleRow(const Work& work, FakeResult& result);
+  TokenId SamplePosition(const Work& work, std::int32_t drafts, FakeResult& result) const;
+  Digest WeighHistory(const Work& work, std::int64_t num_made, std::int32_t drafts) const;
+  void Accept(const Work& work, std::vector<TokenId> accepted);
+  void Propose(const Work& work, const std::vector<TokenId>& accepted, FakeResult& result);
+  void ScorePrompt(const Work& work, std::size_t index, FakeResult& result) const;
+
+  Cell& At(const PlanRow& row, std::int32_t position);
+
+  const EngineConfig config_;
+  std::mt19937_64 random_;  // for draft tokens, which may be anything
+  std::map<SeqId, Passenger> passengers_;
+  std::vector<Cell> pool_;
+  std::int32_t ring_ = 1;          // positions that a slot remembers
+  std::vector<State> slots_;       // [num_state_slots, ring]
+  std::vector<State> block_ends_;  // [num_blocks]
+  std::map<SeqId, History> opened_;
+  std::map<SeqId, Grammar> grammars_;
+  StepId last_step_{};
+  std::vector<TokenId> last_sampled_;
 };
+
+// A digest of a grammar that has taken these tokens.
+Digest DigestGrammar(const std::vector<TokenId>& tokens, std::span<const TokenId> drafts);
 
 }  // namespace airside::sim

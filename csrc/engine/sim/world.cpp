@@ -2,290 +2,356 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "engine/ensure.h"
+#include "engine/sim/plan_check.h"
 
 namespace airside::sim {
+namespace {
+
+// Looking at everything costs more than an event.
+constexpr std::int64_t kLooksPerCheck = 8;
+
+// How often a request that could move may be overtaken by later ones of its priority. Users take
+// turns, so it is the others' arrears that decide, and those are small in a world as small as this.
+constexpr std::int32_t kOvertakenMax = 60;
+
+// Hands out a column of records piece by piece.
+class Records {
+ public:
+  explicit Records(std::span<const std::byte> bytes) : left_(bytes) {}
+
+  std::vector<std::uint32_t> Take(std::int32_t num_bytes) {
+    Ensure(num_bytes % 4 == 0 && static_cast<std::size_t>(num_bytes) <= left_.size(),
+           "records shorter than their sizes");
+    std::vector<std::uint32_t> words(num_bytes / 4);
+    if (num_bytes > 0) std::memcpy(words.data(), left_.data(), num_bytes);
+    left_ = left_.subspan(num_bytes);
+    return words;
+  }
+  bool AllTaken() const { return left_.empty(); }
+
+ private:
+  std::span<const std::byte> left_;
+};
+
+}  // namespace
 
 World::World(std::uint64_t seed, Tally& tally)
-    : random_(seed), config_(DrawConfig()), tally_(tally), engine_(config_), worker_(config_) {}
-
-int World::Draw(int low, int high) {
-  // Not std::uniform_int_distribution: a seed must mean the same with every standard library.
-  return low + static_cast<int>(random_() % static_cast<std::uint64_t>(high - low + 1));
-}
-
-EngineConfig World::DrawConfig() {
-  EngineConfig config;
-  config.num_blocks = Draw(1, 16);
-  config.block_size = Draw(1, 6);
-  config.max_num_seqs = Draw(1, 6);
-  config.max_num_batched_tokens = Draw(1, 24);
-  config.max_model_len = Draw(2, 48);
-  config.enable_chunked_prefill = Chance(70);
-  config.prefill_first = Chance(30);
-  config.strict_fifo = Chance(30);
-  config.preemption = Chance(70) ? PreemptionPolicy::kRecompute : PreemptionPolicy::kStop;
-  if (Chance(70)) config.image_token_id = kImageToken;
-  config.max_queued_requests = Draw(1, 16);
-  config.max_queued_tokens = Draw(1, 200);
-  return config;
-}
+    : dice_(seed),
+      config_(DrawConfig(dice_)),
+      tally_(tally),
+      requests_(config_, dice_),
+      engine_(config_),
+      worker_(config_, seed) {}
 
 void World::Step() {
   ++tally_.events;
-  now_ += Draw(0, 3) * 0.25;
-  const int dice = Draw(1, 100);
-  if (dice <= 18) {
+  now_ += dice_.Draw(0, 3) * 0.25;
+  const int dice = dice_.Draw(1, 100);
+  if (dice <= 6 || live_.empty()) {
     Add();
-  } else if (dice <= 60) {
-    plan_ ? Apply() : Schedule();
-  } else if (dice <= 78) {
-    if (!live_.empty()) Shape(DrawLive());
-  } else if (dice <= 94) {
-    if (!live_.empty()) Ready(DrawLive());
-  } else if (dice <= 97) {
-    Abort();
-  } else if (dice <= 98) {
-    FailVision();
+  } else if (dice <= 28) {
+    Schedule();
+  } else if (dice <= 46) {
+    Execute();
+  } else if (dice <= 68) {
+    Apply();
+  } else if (dice <= 79) {
+    Shape(DrawLive());
+  } else if (dice <= 90) {
+    Ready(DrawLive());
+  } else if (dice <= 99) {
+    BuildGrammar(DrawLive());
+  } else {
+    Disturb();
+  }
+  Look();
+}
+
+// What ends sequences or steps before their time.
+void World::Disturb() {
+  const int dice = dice_.Draw(1, 10);
+  if (dice <= 5) {
+    End();
+  } else if (dice <= 8) {
+    StopByClient(DrawLive());
   } else {
     FailStep();
   }
-  Look();
 }
 
 void World::Drain() {
   // A token costs at most a recompute of everything, which takes a bounded number of steps.
   const std::int64_t steps_max =
       100 + static_cast<std::int64_t>(live_.size()) * config_.max_model_len * config_.max_model_len;
-  for (std::int64_t steps = 0; !live_.empty() || plan_; ++steps) {
-    Ensure(steps <= steps_max, "some sequence never ends");
-    if (!live_.empty()) {
-      Shape(DrawLive());
+  for (std::int64_t steps = 0; !live_.empty() || !flights_.empty(); ++steps) {
+    Ensure(steps <= 3 * steps_max, "some sequence never ends");
+    for (const auto act : {&World::Shape, &World::Ready, &World::BuildGrammar}) {
+      if (!live_.empty()) (this->*act)(DrawLive());
       Look();
     }
-    if (!live_.empty()) {
-      Ready(DrawLive());
-      Look();
-    }
-    plan_ ? Apply() : Schedule();
+    Advance();
     Look();
   }
-  const Stats stats = engine_.GetStats();
-  Ensure(stats.blocks_live == 0, "a block is still live when nobody is");
-  Ensure(stats.num_waiting == 0 && stats.num_running == 0, "somebody is still there");
-  Ensure(!engine_.HasWork(), "work is left when nobody is");
-  tally_.preemptions += stats.num_preemptions;
-  tally_.recomputed_tokens += stats.recomputed_tokens;
+  CheckAtRest();
 }
 
-Request World::DrawRequest() {
-  Request request;
-  request.seq_id = SeqId{num_requests_++};
-  request.client = ClientId{Draw(0, 2)};
-  request.arrival = now_ - Draw(0, 2);
-  request.priority = Chance(80) ? 0 : Draw(-1, 1);
-  if (Chance(15)) request.deadline = now_ + Draw(0, 40);
-  if (Chance(80)) request.max_tokens = Draw(1, 12);
-  request.min_tokens = Chance(20) ? Draw(1, 6) : 0;
-  for (int i = Draw(0, 2); i > 0; --i) request.stop_token_ids.push_back(Draw(0, 9));
-  request.token_ids.resize(Draw(1, std::min(config_.max_model_len + 1, 24)));
-  for (std::size_t i = 0; i < request.token_ids.size(); ++i) {
-    TokenId& token = request.token_ids[i];
-    token = Draw(8, kVocabulary - 1);
-    if (config_.image_token_id && Chance(12)) {
-      token = kImageToken;
-      request.image_positions.push_back(static_cast<std::int32_t>(i));
-    }
-  }
-  return request;
+void World::CheckAtRest() {
+  engine_.Check();
+  const Stats stats = engine_.GetStats();
+  Ensure(stats.blocks_live == 0, "a block is still live when nobody is");
+  Ensure(stats.state_slots_live == 0, "a state slot is still live when nobody is");
+  Ensure(stats.num_waiting == 0 && stats.num_running == 0, "somebody is still there");
+  Ensure(!engine_.HasWork(), "work is left when nobody is");
+  tally_.preemptions[config_.victim_rule] += stats.num_preemptions;
+  tally_.recomputed_tokens += stats.recomputed_tokens;
+  tally_.cached_tokens += stats.prefix_cache_hits;
+  tally_.draft_tokens += stats.draft_tokens;
+  tally_.accepted_tokens += stats.accepted_tokens;
+}
+
+void World::Advance() {
+  if (dice_.Chance(60)) Schedule();
+  if (flights_.empty()) return;
+  if (dice_.Chance(50)) Execute();
+  if (dice_.Chance(50)) Apply();
 }
 
 SeqId World::DrawLive() {
-  return std::next(live_.begin(), Draw(0, static_cast<int>(live_.size()) - 1))->first;
+  return std::next(live_.begin(), dice_.Draw(0, static_cast<int>(live_.size()) - 1))->first;
 }
 
 void World::Add() {
   ++tally_.requests;
-  Request request = DrawRequest();
-  if (!live_.empty() && Chance(3)) request.seq_id = DrawLive();
+  Request request = requests_.Next(SeqId{num_requests_++}, now_);
+  if (!live_.empty() && dice_.Chance(3)) request.seq_id = DrawLive();
   const bool is_double = live_.contains(request.seq_id);
-  const auto rejection = engine_.Add(request, now_);
+  Trip trip(request, requests_.PicturesOf(request), config_);
+  if (request.golden.mode == GoldenMode::kDraft) {
+    request.golden.tokens = trip.Foresee(request.golden.tokens.size());
+    if (request.golden.tokens.empty()) request.golden = {};
+  }
+  const SeqId seq_id = request.seq_id;
+  const auto rejection = engine_.Add(std::move(request), now_);
   Ensure(is_double == (rejection && rejection->code == RejectionCode::kDuplicateId),
          "an id was taken twice, or refused without need");
   Ensure(!rejection || !rejection->detail.empty(), "a rejection that explains nothing");
+  Ensure(!rejection || rejection->code != RejectionCode::kInvalid, "a request of the wrong kind");
   if (rejection) {
-    ++tally_.rejections;
+    ++tally_.rejections[rejection->code];
     return;
   }
-  Trip trip;
-  for (std::size_t i = 0; i < request.image_positions.size(); ++i) {
-    std::vector<TokenId> expansion(Draw(1, 8));
-    for (TokenId& token : expansion) token = Chance(70) ? kImageToken : Draw(8, 12);
-    trip.pictures.push_back({.expansion = std::move(expansion)});
-  }
-  trip.ends = {"stop", "length"};
-  if (!trip.pictures.empty()) trip.ends.insert("prompt_length_exceeded");
-  if (request.deadline) trip.ends.insert("abort");
-  if (config_.preemption == PreemptionPolicy::kStop) {
-    trip.ends.insert("insufficient_system_resource");
-  }
-  trip.request = std::move(request);
-  live_.emplace(trip.request.seq_id, std::move(trip));
+  worker_.Introduce(seq_id, trip.AsPassenger());
+  live_.emplace(seq_id, std::move(trip));
 }
 
-// A random picture of the sequence, whether or not its shape is known already.
+// Mostly the first picture of which that is not known, now and then any.
+int World::DrawPicture(const std::vector<Picture>& pictures, bool Picture::* is_known) {
+  const auto first = std::find_if(pictures.begin(), pictures.end(),
+                                  [&](const Picture& picture) { return !(picture.*is_known); });
+  if (first != pictures.end() && dice_.Chance(80))
+    return static_cast<int>(first - pictures.begin());
+  return dice_.Draw(0, static_cast<int>(pictures.size()) - 1);
+}
+
 void World::Shape(SeqId seq_id) {
   Trip& trip = live_.at(seq_id);
-  if (trip.pictures.empty()) return;
-  const int index = Draw(0, static_cast<int>(trip.pictures.size()) - 1);
-  Picture& picture = trip.pictures[index];
-  const bool is_news = !picture.shape_known;
-  picture.shape_known = true;
-  Ensure(engine_.SetShape(seq_id, index, picture.expansion) == is_news, "a shape was lost");
+  if (trip.pictures().empty()) return;
+  const int index = DrawPicture(trip.pictures(), &Picture::shape_known);
+  const bool is_news = trip.SetShape(index);
+  Ensure(engine_.SetShape(seq_id, index, trip.pictures()[index].expansion) == is_news,
+         "a shape was lost");
 }
 
 void World::Ready(SeqId seq_id) {
   Trip& trip = live_.at(seq_id);
-  if (trip.pictures.empty()) return;
-  const int index = Draw(0, static_cast<int>(trip.pictures.size()) - 1);
-  Picture& picture = trip.pictures[index];
-  if (!picture.shape_known) return;
-  const bool is_news = !std::exchange(picture.ready, true);
+  if (trip.pictures().empty()) return;
+  const int index = DrawPicture(trip.pictures(), &Picture::ready);
+  if (!trip.pictures()[index].shape_known) return;
+  const bool is_news = trip.SetReady(index);
   Ensure(engine_.SetReady(seq_id, index) == is_news, "pixels were lost");
 }
 
-void World::Abort() {
-  if (live_.empty() || Chance(10)) {
+// One of the two things that happen to a grammar in each launch of the workers: it is asked for,
+// with the output so far, and it is there, or will never be.
+void World::BuildGrammar(SeqId seq_id) {
+  Trip& trip = live_.at(seq_id);
+  if (!trip.request().structured) return;
+  if (!trip.grammar_opened) {
+    const std::vector<TokenId> output = engine_.OutputIds(seq_id);
+    Ensure(output == trip.Made(), "an output that the client was not told");
+    worker_.OpenGrammar(seq_id, output);
+    trip.grammar_opened = true;
+  } else if (dice_.Chance(3)) {
+    trip.FailGrammar();
+    Ensure(engine_.FailGrammar(seq_id, "no such rule"), "a grammar could not fail");
+  } else {
+    const bool is_news = !std::exchange(trip.grammar_ready, true);
+    Ensure(engine_.SetGrammarReady(seq_id) == is_news, "a grammar was lost");
+  }
+}
+
+void World::End() {
+  if (dice_.Chance(10)) {
     Ensure(!engine_.Abort(SeqId{num_requests_}, "nobody"), "somebody unknown was aborted");
     return;
   }
   ++tally_.aborts;
   const SeqId seq_id = DrawLive();
-  live_.at(seq_id).ends = {"abort"};
+  Trip& trip = live_.at(seq_id);
+  if (!trip.pictures().empty() && dice_.Chance(50)) {
+    trip.FailVision();
+    Ensure(engine_.FailVision(seq_id, "image 0: truncated"), "a picture could not fail");
+    return;
+  }
+  trip.Abort();
   Ensure(engine_.Abort(seq_id, "cancelled"), "a live sequence could not be aborted");
   Ensure(!engine_.Abort(seq_id, "cancelled"), "a sequence was aborted twice");
 }
 
-void World::FailVision() {
-  if (live_.empty()) return;
-  const SeqId seq_id = DrawLive();
-  if (live_.at(seq_id).pictures.empty()) return;
-  live_.at(seq_id).ends = {"vision_failed"};
-  Ensure(engine_.FailVision(seq_id, "image 0: truncated"), "a picture could not fail");
+void World::StopByClient(SeqId seq_id) {
+  Trip& trip = live_.at(seq_id);
+  if (trip.num_made() == 0) return;
+  ++tally_.client_stops;
+  const std::int64_t num_tokens = dice_.Draw(0, trip.num_made());
+  trip.StopAt(num_tokens);
+  Ensure(engine_.Stop(seq_id, num_tokens, "a stop string"), "a live sequence could not be stopped");
 }
 
 void World::Schedule() {
   const bool had_work = engine_.HasWork();
-  const std::size_t num_live = engine_.GetStats().num_waiting + engine_.GetStats().num_running;
-  plan_ = engine_.Schedule(now_);
-  const std::size_t num_left = engine_.GetStats().num_waiting + engine_.GetStats().num_running;
-  // An end, by deadline, can take the work away, or open a strict queue.
-  Ensure(had_work == plan_.has_value() || num_left < num_live, "work, but no plan, or vice versa");
-  if (!plan_) return;
-  Ensure(!engine_.HasWork() && !engine_.Schedule(now_), "two steps at once");
+  const Stats before = engine_.GetStats();
+  std::optional<StepPlan> plan = engine_.Schedule(now_);
+  const Stats after = engine_.GetStats();
+  const bool some_ended =
+      after.num_waiting + after.num_running < before.num_waiting + before.num_running;
+  // An end, by deadline, can take the work away, or open a strict queue. With a step in flight
+  // there may be work, but no room.
+  Ensure(had_work || !plan || some_ended, "a plan without work");
+  Ensure(!had_work || plan || some_ended || !flights_.empty(), "work, but no plan");
+  if (!plan) return;
+  TakePlan(*plan);
+  flights_.push_back({std::move(*plan), std::nullopt});
+  Ensure(static_cast<int>(flights_.size()) == engine_.StepsInFlight() &&
+             engine_.StepsInFlight() <= (config_.async_scheduling ? 2 : 1),
+         "too many steps in flight");
+}
+
+void World::TakePlan(const StepPlan& plan) {
+  const PlanCheck check(config_, live_, plan, flights_.empty() ? nullptr : &flights_.back().plan);
+  check.Run();
   ++tally_.steps;
-  tally_.chunks += std::count(plan_->sampled.begin(), plan_->sampled.end(), 0);
+  if (!flights_.empty()) ++tally_.overlapped_steps;
+  for (const PlanRow& row : check.rows()) {
+    ++tally_.rows;
+    if (row.num_sampled == 0) ++tally_.chunks;
+    if (row.state_from != BlockId{-1}) ++tally_.states_from_blocks;
+    const auto drafts = static_cast<std::size_t>(row.num_drafts());
+    ++tally_.draft_lengths[std::min(drafts, tally_.draft_lengths.size() - 1)];
+  }
+  tally_.forced_tokens += std::count_if(plan.forced.begin(), plan.forced.end(),
+                                        [](TokenId token) { return token >= 0; });
+  CountOvertaken(check.rows());
+}
+
+// A newcomer in the plan has overtaken those of its priority that came before it and could move.
+void World::CountOvertaken(const std::vector<PlanRow>& rows) {
+  std::vector<const Trip*> admitted;
+  for (const PlanRow& row : rows) {
+    Trip& trip = live_.at(row.seq_id);
+    if (!std::exchange(trip.was_scheduled, true)) admitted.push_back(&trip);
+  }
+  for (const Trip* newcomer : admitted) {
+    for (auto& [seq_id, trip] : live_) {
+      if (seq_id >= newcomer->request().seq_id) break;
+      if (trip.was_scheduled || !trip.MayMove()) continue;
+      if (trip.request().priority != newcomer->request().priority) continue;
+      tally_.overtaken_max = std::max(tally_.overtaken_max, ++trip.num_overtaken);
+      Ensure(trip.num_overtaken <= kOvertakenMax, "overtaken again and again");
+    }
+  }
+}
+
+// At any time before the answer, but in order.
+void World::Execute() {
+  const auto next = std::find_if(flights_.begin(), flights_.end(),
+                                 [](const Flight& flight) { return !flight.result; });
+  if (next != flights_.end()) next->result = worker_.Execute(next->plan);
 }
 
 void World::Apply() {
-  // Only now: a worker may write at any time before it answers.
-  const std::vector<TokenId> sampled = worker_.Execute(*plan_);
-  engine_.Apply(std::exchange(plan_, std::nullopt)->step_id, sampled, now_);
+  if (flights_.empty()) return;
+  if (!flights_.front().result) Execute();
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  for (const SeqId seq_id : flight.plan.seq_ids) {
+    if (!live_.contains(seq_id)) ++tally_.discarded_rows;
+  }
+  engine_.Apply(flight.plan.step_id, flight.result->View(), now_);
 }
 
 void World::FailStep() {
   ++tally_.worker_failures;
   worker_.Restart();
-  plan_.reset();
+  flights_.clear();
+  for (auto& [seq_id, trip] : live_) trip.grammar_opened = trip.grammar_ready = false;
   engine_.FailStep(now_);
-  Ensure(engine_.GetStats().blocks_live == 0, "blocks outlived the workers");
+  Ensure(engine_.GetStats().blocks_live == 0 && engine_.GetStats().blocks_cached == 0,
+         "blocks outlived the workers");
 }
 
 void World::Look() {
-  engine_.Check();
-  for (const ClientOutput& output : engine_.TakeOutputs()) {
-    std::size_t next_token = 0;
-    for (std::size_t row = 0; row < output.seq_ids.size(); ++row) {
-      Ensure(live_.contains(output.seq_ids[row]), "a token of nobody");
-      Ensure(live_.at(output.seq_ids[row]).request.client == output.client, "a token went astray");
-      for (int i = 0; i < output.num_tokens[row]; ++i) {
-        TakeToken(output.seq_ids[row], output.token_ids.at(next_token++));
-      }
-    }
-    for (const Finish& finish : output.finished) TakeFinish(finish);
-  }
-  Ensure(engine_.GetStats().num_waiting + engine_.GetStats().num_running ==
-             static_cast<std::int64_t>(live_.size()),
+  if (num_looks_++ % kLooksPerCheck == 0) engine_.Check();
+  for (const ClientOutput& output : engine_.TakeOutputs()) TakeOutput(output);
+  const Stats stats = engine_.GetStats();
+  Ensure(stats.num_waiting + stats.num_running == static_cast<std::int64_t>(live_.size()),
          "the clients wait for another number of requests than the engine has");
+  Ensure(stats.blocks_free + stats.blocks_live == config_.num_blocks &&
+             stats.blocks_cached <= stats.blocks_free,
+         "blocks are miscounted");
 }
 
-void World::TakeToken(SeqId seq_id, TokenId token) {
-  Trip& trip = live_.at(seq_id);
-  if (!trip.digest) trip.digest = DigestPrompt(trip);
-  std::vector<TokenId> banned;
-  if (static_cast<std::int64_t>(trip.made.size()) < trip.request.min_tokens) {
-    banned = trip.request.stop_token_ids;
+void World::TakeOutput(const ClientOutput& output) {
+  Records prompt_records(output.prompt_logprobs);
+  for (std::size_t row = 0; row < output.prompt_seq_ids.size(); ++row) {
+    Trip& trip = live_.at(output.prompt_seq_ids[row]);
+    trip.TakePromptRecords(prompt_records.Take(output.prompt_sizes.at(row)));
+    ++tally_.records;
   }
-  if (config_.image_token_id) banned.push_back(kImageToken);
-  Ensure(token == NextToken(*trip.digest, banned), "a token that the model would not have made");
-  trip.digest = Mix(*trip.digest, static_cast<std::uint64_t>(token));
-  trip.made.push_back(token);
-  ++tally_.tokens;
+  Ensure(prompt_records.AllTaken(), "records of a prompt of nobody");
+  Records records(output.logprobs);
+  std::size_t next_token = 0;
+  for (std::size_t row = 0; row < output.seq_ids.size(); ++row) {
+    Ensure(live_.contains(output.seq_ids[row]), "a token of nobody");
+    Trip& trip = live_.at(output.seq_ids[row]);
+    Ensure(trip.request().client == output.client, "a token went astray");
+    const int count = output.num_tokens[row];
+    const int size = output.logprob_sizes.empty() ? 0 : output.logprob_sizes.at(row);
+    const std::vector<std::uint32_t> words = records.Take(size);
+    const std::size_t each = words.size() / count;
+    for (int i = 0; i < count; ++i) {
+      trip.TakeToken(output.token_ids.at(next_token++), std::span(words).subspan(i * each, each));
+      ++tally_.tokens;
+      if (each > 0) ++tally_.records;
+    }
+  }
+  Ensure(next_token == output.token_ids.size() && records.AllTaken(), "more tokens than rows say");
+  for (const Finish& finish : output.finished) TakeFinish(output, finish);
 }
 
-void World::TakeFinish(const Finish& finish) {
+void World::TakeFinish(const ClientOutput& output, const Finish& finish) {
   const auto at = live_.find(finish.seq_id);
   Ensure(at != live_.end(), "an end of nobody, or a second one");
-  const Trip& trip = at->second;
-  const std::string reason(Reason(finish.status));
-  Ensure(trip.ends.contains(reason), "a surprising end");
-  const auto num_made = static_cast<std::int64_t>(trip.made.size());
-  Ensure(finish.completion_tokens == num_made, "completion tokens miscounted");
-  Ensure(finish.prompt_tokens == PromptTokens(trip), "prompt tokens miscounted");
-  const std::int64_t room = config_.SequenceTokensMax() - finish.prompt_tokens;
-  const auto& stops = trip.request.stop_token_ids;
-  if (reason == "length") {
-    Ensure(num_made == std::min(room, trip.request.max_tokens.value_or(room)), "not its length");
-  } else if (reason == "stop") {
-    Ensure(std::find(stops.begin(), stops.end(), trip.made.back()) != stops.end(), "not its stop");
-    Ensure(num_made > trip.request.min_tokens, "stopped too early");
-  } else if (reason == "prompt_length_exceeded") {
-    Ensure(room < 1 && num_made == 0, "its prompt would have fitted");
-  }
+  Ensure(at->second.request().client == output.client, "an end went astray");
+  at->second.TakeFinish(finish, now_);
   ++tally_.finished[finish.status];
   live_.erase(at);
-}
-
-Digest World::DigestPrompt(const Trip& trip) const {
-  Digest digest = 0;
-  std::size_t picture = 0;
-  for (const TokenId token : trip.request.token_ids) {
-    if (token != kImageToken || trip.pictures.empty()) {
-      digest = Mix(digest, static_cast<std::uint64_t>(token));
-      continue;
-    }
-    Ensure(trip.pictures[picture].ready, "a token was made before the pictures were there");
-    std::int32_t position = 0;
-    for (const TokenId part : trip.pictures[picture].expansion) {
-      digest = part == kImageToken ? MixEmbedding(digest, trip.request.seq_id,
-                                                  static_cast<std::int32_t>(picture), position++)
-                                   : Mix(digest, static_cast<std::uint64_t>(part));
-    }
-    ++picture;
-  }
-  return digest;
-}
-
-std::int64_t World::PromptTokens(const Trip& trip) const {
-  auto total = static_cast<std::int64_t>(trip.request.token_ids.size());
-  for (const Picture& picture : trip.pictures) {
-    if (!picture.shape_known) return static_cast<std::int64_t>(trip.request.token_ids.size());
-    total += static_cast<std::int64_t>(picture.expansion.size()) - 1;
-  }
-  return total;
 }
 
 }  // namespace airside::sim

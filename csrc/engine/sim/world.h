@@ -1,33 +1,20 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
-#include <random>
-#include <set>
-#include <string>
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/sim/dice.h"
+#include "engine/sim/draws.h"
 #include "engine/sim/fake_worker.h"
+#include "engine/sim/plan_rows.h"
+#include "engine/sim/tally.h"
+#include "engine/sim/trip.h"
 
 namespace airside::sim {
-
-// What happened, over all runs.
-struct Tally {
-  std::int64_t events = 0;
-  std::int64_t requests = 0;
-  std::int64_t rejections = 0;
-  std::int64_t aborts = 0;
-  std::int64_t worker_failures = 0;
-  std::int64_t steps = 0;
-  std::int64_t chunks = 0;  // rows that did not reach the end of their sequence
-  std::int64_t tokens = 0;
-  std::int64_t preemptions = 0;
-  std::int64_t recomputed_tokens = 0;
-  std::map<Status, std::int64_t> finished;
-};
 
 // Everything around one engine, drawn from one seed: clients, pictures, workers, time. Whatever the
 // engine does is compared with what its clients and the fake model know.
@@ -35,56 +22,53 @@ class World {
  public:
   World(std::uint64_t seed, Tally& tally);
 
-  // One random event, and a look at everything; throws on what must not happen.
+  // One random event, and a look at what came of it; throws on what must not happen.
   void Step();
 
-  // Pictures arrive, workers stay up; every request must end within a bounded number of steps.
+  // Pictures arrive, grammars are built, workers stay up; every request must end within a bounded
+  // number of steps.
   void Drain();
 
  private:
-  struct Picture {
-    std::vector<TokenId> expansion;
-    bool shape_known = false;
-    bool ready = false;
-  };
-  struct Trip {  // a live request as its client sees it
-    Request request;
-    std::vector<Picture> pictures;
-    std::vector<TokenId> made;
-    std::optional<Digest> digest;  // of prompt and made, once the first token is made
-    std::set<std::string> ends;    // reasons that would not surprise the client
+  struct Flight {
+    StepPlan plan;
+    std::optional<FakeResult> result;  // once it was computed
   };
 
-  int Draw(int low, int high);  // both included
-  bool Chance(int percent) { return Draw(1, 100) <= percent; }
-  EngineConfig DrawConfig();
-  Request DrawRequest();
   SeqId DrawLive();
-
   void Add();
+  int DrawPicture(const std::vector<Picture>& pictures, bool Picture::* is_known);
   void Shape(SeqId seq_id);
   void Ready(SeqId seq_id);
-  void Abort();
-  void FailVision();
+  void BuildGrammar(SeqId seq_id);
+  void Disturb();
+  void End();
+  void StopByClient(SeqId seq_id);
   void Schedule();
+  void Execute();
   void Apply();
   void FailStep();
+  void Advance();  // the first of the three above that can be done, or schedule
+
+  void TakePlan(const StepPlan& plan);
+  void CountOvertaken(const std::vector<PlanRow>& rows);
 
   void Look();
-  void TakeToken(SeqId seq_id, TokenId token);
-  void TakeFinish(const Finish& finish);
-  Digest DigestPrompt(const Trip& trip) const;
-  std::int64_t PromptTokens(const Trip& trip) const;
+  void TakeOutput(const ClientOutput& output);
+  void TakeFinish(const ClientOutput& output, const Finish& finish);
+  void CheckAtRest();
 
-  std::mt19937_64 random_;
+  Dice dice_;
   const EngineConfig config_;
   Tally& tally_;
+  RequestDraw requests_;
   Engine engine_;
   FakeWorker worker_;
   Seconds now_ = 1000;
   std::uint64_t num_requests_ = 0;
+  std::int64_t num_looks_ = 0;
   std::map<SeqId, Trip> live_;
-  std::optional<StepPlan> plan_;
+  std::deque<Flight> flights_;  // in flight, in order
 };
 
 }  // namespace airside::sim

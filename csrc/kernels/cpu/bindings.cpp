@@ -212,6 +212,36 @@ void sample_bound(TensorView logits, TensorView temperature, TensorView top_k, T
           .logits_stride = logits.stride(0)});
 }
 
+void token_logprobs_bound(TensorView logits, TensorView targets, TensorView logprobs,
+                          TensorView sums_smaller, TensorView top_ids, TensorView top_logprobs) {
+  const char* op = "token_logprobs";
+  expect_rank({op, "logits"}, logits, 2);
+  expect_rank({op, "top_ids"}, top_ids, 2);
+  const int64_t rows = logits.size(0);
+  const int64_t vocab = logits.size(1);
+  const int64_t k = top_ids.size(1);
+  expect({op, "logits"}, logits, kFloat32, {rows, vocab}, Layout::kRows);
+  expect_in({op, "the vocabulary's size"}, vocab, 1, int64_t{1} << 31);
+  expect({op, "targets"}, targets, kInt32, {rows});
+  for (int64_t i = 0; i < rows; ++i) {
+    expect_in({op, "a target"}, data<const int32_t>(targets)[i], 0, vocab);
+  }
+  expect({op, "logprobs"}, logprobs, kFloat32, {rows});
+  expect({op, "sums_smaller"}, sums_smaller, kFloat32, {rows});
+  expect({op, "top_ids"}, top_ids, kInt32, {rows, k});
+  expect({op, "top_logprobs"}, top_logprobs, kFloat32, {rows, k});
+  token_logprobs({.logits = data<const float>(logits),
+                  .targets = data<const int32_t>(targets),
+                  .logprobs = data<float>(logprobs),
+                  .sums_smaller = data<float>(sums_smaller),
+                  .top_ids = data<int32_t>(top_ids),
+                  .top_logprobs = data<float>(top_logprobs),
+                  .num_rows = rows,
+                  .vocab = vocab,
+                  .k = k,
+                  .logits_stride = logits.stride(0)});
+}
+
 std::string isa_bound() { return kernels().isa; }
 
 bool set_isa_bound(const std::string& isa) { return set_isa(isa.c_str()); }
@@ -225,6 +255,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(kv_cache_write, kv_cache_write_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, paged_attention_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample, sample_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(token_logprobs, token_logprobs_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_isa, set_isa_bound);
 

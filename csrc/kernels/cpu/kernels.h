@@ -103,6 +103,19 @@ struct Sample {
   int64_t logits_stride;
 };
 
+struct TokenLogprobs {
+  const float* logits;     // [num_rows, vocab], rows logits_stride apart
+  const int32_t* targets;  // [num_rows]
+  float* logprobs;         // [num_rows]
+  float* sums_smaller;     // [num_rows]
+  int32_t* top_ids;        // [num_rows, k]
+  float* top_logprobs;     // [num_rows, k]
+  int64_t num_rows;
+  int64_t vocab;
+  int64_t k;
+  int64_t logits_stride;
+};
+
 // Sums of weights are taken per chunk of this many, so that a draw can skip whole chunks.
 inline constexpr int64_t kWeightChunk = 256;
 
@@ -133,5 +146,6 @@ bool set_isa(const char* isa);
 void kv_cache_write(DType dtype, const KvCacheWrite& args);
 void paged_attention(DType dtype, const PagedAttention& args);
 void sample(const Sample& args);
+void token_logprobs(const TokenLogprobs& args);
 
 }  // namespace airside::cpu

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <span>
 #include <utility>
@@ -9,6 +8,8 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/philox.h"
+#include "kernels/cpu/top_k.h"
+#include "kernels/cpu/weights.h"
 
 namespace airside::cpu {
 namespace {
@@ -16,29 +17,10 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int32_t kNoToken = -1;  // of a row in which no id has a probability
 
-// The ids that may still be drawn, in ascending order, with their logits and weights exp((logit -
-// top) / temperature).
-struct Candidates {
-  std::vector<int32_t> ids;
-  std::vector<float> logits;
-  std::vector<float> weights;
-
-  void clear() {
-    ids.clear();
-    logits.clear();
-  }
-  void push_back(int32_t id, float logit) {
-    ids.push_back(id);
-    logits.push_back(logit);
-  }
-  int64_t size() const { return static_cast<int64_t>(logits.size()); }
-};
-
 // Kept by each thread, so that a step allocates nothing.
 struct Workspace {
-  Candidates candidates;
-  std::vector<float> block_tops;
-  std::vector<float> sorted;
+  TopK top_k;
+  std::vector<float> weights;  // exp((logit - top) / temperature) of each id that may be drawn
   std::vector<float> chunk_sums;
   std::vector<int32_t> heavy;
 };
@@ -46,56 +28,6 @@ struct Workspace {
 Workspace& workspace() {
   thread_local Workspace w;
   return w;
-}
-
-float kth_largest(std::vector<float>& values, int64_t k) {
-  std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
-  return values[k - 1];
-}
-
-// ---- top k
-
-constexpr int64_t kBlock = 64;
-
-// Collects all ids whose logit reaches a bound that at least k of them reach: the k-th largest of
-// the largest logits of blocks of the vocabulary. Few others do, so what follows need not look at
-// the vocabulary again.
-void collect(std::span<const float> logits, int64_t k, Workspace& w) {
-  const int64_t vocab = static_cast<int64_t>(logits.size());
-  const int64_t num_blocks = (vocab + kBlock - 1) / kBlock;
-  w.block_tops.resize(num_blocks);
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    w.block_tops[b] =
-        kernels().largest(logits.data() + b * kBlock, std::min(kBlock, vocab - b * kBlock));
-  }
-  w.sorted = w.block_tops;
-  const float bound = k <= num_blocks ? kth_largest(w.sorted, k) : kNone;
-  w.candidates.clear();
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    if (w.block_tops[b] < bound) continue;
-    for (int64_t id = b * kBlock; id < std::min(vocab, (b + 1) * kBlock); ++id) {
-      if (logits[id] >= bound && logits[id] > kNone)
-        w.candidates.push_back(static_cast<int32_t>(id), logits[id]);
-    }
-  }
-}
-
-// Keeps the k largest; of equals at the edge, those with the lowest ids.
-void keep_top_k(Candidates& candidates, int64_t k, std::vector<float>& sorted) {
-  if (candidates.size() <= k) return;
-  sorted = candidates.logits;
-  const float edge = kth_largest(sorted, k);
-  int64_t equals_left =
-      k - std::count_if(sorted.begin(), sorted.end(), [&](float x) { return x > edge; });
-  int64_t kept = 0;
-  for (int64_t i = 0; i < candidates.size(); ++i) {
-    const float logit = candidates.logits[i];
-    if (logit < edge || (logit == edge && equals_left-- <= 0)) continue;
-    candidates.ids[kept] = candidates.ids[i];
-    candidates.logits[kept++] = logit;
-  }
-  candidates.ids.resize(kept);
-  candidates.logits.resize(kept);
 }
 
 // ---- top p
@@ -181,14 +113,6 @@ void keep_nucleus(const Nucleus& nucleus, double total, std::vector<int32_t>& ro
 
 // ---- the draw
 
-double sum(std::span<const float> weights, std::vector<float>& chunk_sums) {
-  chunk_sums.resize((weights.size() + kWeightChunk - 1) / kWeightChunk);
-  kernels().sum_chunks(weights.data(), static_cast<int64_t>(weights.size()), chunk_sums.data());
-  double total = 0.0;
-  for (const float chunk : chunk_sums) total += chunk;
-  return total;
-}
-
 // The index at which the running sum of weights first passes `target`; the last one with a weight,
 // if rounding lets none pass.
 int64_t draw(std::span<const float> weights, std::span<const float> chunk_sums, double target) {
@@ -229,14 +153,10 @@ int32_t sample_row(const Sample& args, int64_t row) {
   Workspace& w = workspace();
   const int64_t k = args.top_k[row];
   const bool has_top_k = k > 0 && k < args.vocab;
-  if (has_top_k) {
-    collect(vocabulary, k, w);
-    keep_top_k(w.candidates, k, w.sorted);
-  }
-  const std::span<const float> logits =
-      has_top_k ? std::span<const float>(w.candidates.logits) : vocabulary;
-  w.candidates.weights.resize(logits.size());
-  const std::span<float> weights(w.candidates.weights);
+  if (has_top_k) w.top_k.select(vocabulary, k);
+  const std::span<const float> logits = has_top_k ? w.top_k.logits() : vocabulary;
+  w.weights.resize(logits.size());
+  const std::span<float> weights(w.weights);
   kernels().weigh(logits.data(), static_cast<int64_t>(logits.size()), top, temperature,
                   weights.data());
 
@@ -253,7 +173,7 @@ int32_t sample_row(const Sample& args, int64_t row) {
   const double u =
       uniform(static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
   const int64_t drawn = draw(weights, w.chunk_sums, u * total);
-  return has_top_k ? w.candidates.ids[drawn] : static_cast<int32_t>(drawn);
+  return has_top_k ? w.top_k.ids()[drawn] : static_cast<int32_t>(drawn);
 }
 
 }  // namespace
