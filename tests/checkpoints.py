@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -99,6 +107,119 @@ def make_idefics3(path: Path, *, tied: bool = True, seed: int = 0, max_shard_siz
     processor.save_pretrained(path)
     image_processor.save_pretrained(path)
     return path
+
+
+def make_qwen2(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    """A Qwen2 of the Llama's sizes; changes are Qwen2Config values that differ. Returns: path."""
+    values = {key: value for key, value in _text_values().items() if key != "head_dim"}
+    config = Qwen2Config(**{**values, "tie_word_embeddings": tied, **changes})
+    _save(Qwen2ForCausalLM, config, path, seed, max_shard_size)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+def make_qwen3(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    """A Qwen3 of the Llama's sizes; changes are Qwen3Config values that differ. Returns: path."""
+    config = Qwen3Config(**{**_text_values(), "tie_word_embeddings": tied, **changes})
+    _save(Qwen3ForCausalLM, config, path, seed, max_shard_size)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+def make_mimo(path: Path, *, seed: int = 0, context: float | None = None, **changes: Any) -> Path:
+    """A MiMo: `make_qwen2`, untied, and a draft layer in the tensors of XiaomiMiMo/MiMo-7B-Base.
+
+    Args:
+        context: when given, the next token depends on the one before it, which the draft layer knows how to do, and so
+            much on all others: with 0.0 every draft is right. Otherwise hardly any is.
+        changes: Qwen2Config values that differ.
+    Returns: path, which transformers loads as a Qwen2 when it is told to.
+    """
+    make_qwen2(path, tied=False, seed=seed, **changes)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    layer = _draft_layer(tensors, seed)
+    if context is not None:
+        _scale_context(tensors, layer, context)
+    save_file(tensors | {f"model.mtp_layers.0.{name}": tensor for name, tensor in layer.items()}, file)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def _draft_layer(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """A random decoder layer like the others, and what a draft layer has beside that."""
+    shapes = {
+        name.removeprefix("model.layers.0."): tensor.shape
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.0.")
+    }
+    hidden = tensors["model.norm.weight"].shape
+    shapes |= {f"{name}_layernorm.weight": hidden for name in ("token", "hidden", "final")}
+    shapes["input_proj.weight"] = torch.Size([hidden[0], 2 * hidden[0]])
+    generator = torch.Generator().manual_seed(seed)
+    layer = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
+    return {name: tensor + 1.0 if "norm" in name else tensor for name, tensor in layer.items()}
+
+
+def _scale_context(tensors: dict[str, torch.Tensor], layer: dict[str, torch.Tensor], factor: float) -> None:
+    for part in (tensors, layer):
+        for name, tensor in part.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.mul_(factor)
+    hidden = len(layer["input_proj.weight"])
+    layer["input_proj.weight"] = torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], dim=1)
+    layer["token_layernorm.weight"] = torch.ones(hidden)
+    layer["final_layernorm.weight"] = tensors["model.norm.weight"].clone()
+
+
+def make_lfm2(path: Path, *, tied: bool = True, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    """An LFM2 of the Llama's sizes with layers that convolve, attend, convolve and convolve.
+
+    Args:
+        path: the folder to write.
+        changes: Lfm2Config values that differ.
+    Returns: path.
+    """
+    values = {
+        **_text_values(),
+        "norm_eps": 1e-5,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "block_multiple_of": 16,
+        "tie_word_embeddings": tied,
+        **changes,
+    }
+    del values["rms_norm_eps"]
+    _save(Lfm2ForCausalLM, Lfm2Config(**values), path, seed, max_shard_size)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+def add_engram(path: Path, hidden_size: int, rows: int, engram: dict[str, Any], prefix: str = "model.") -> None:
+    """Gives the decoder of a saved checkpoint random n-gram embeddings.
+
+    Args:
+        rows: of all hash tables of a layer together.
+        engram: the config's key of that name.
+        prefix: of the decoder's tensors.
+    """
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    generator = torch.Generator().manual_seed(1)
+    width = engram["num_heads"] * (engram.get("max_ngram", 3) - 1) * engram["dim"]
+    shapes = {"tables": (rows, engram["dim"]), "kv_proj": (2 * hidden_size, width)}
+    shapes |= {"hidden_norm": (hidden_size,), "key_norm": (hidden_size,)}
+    for layer_id in engram["layers"]:
+        for name, shape in shapes.items():
+            centre, spread = (1.0, 0.1) if len(shape) == 1 else (0.0, 0.5)
+            tensor = torch.empty(shape).normal_(centre, spread, generator=generator)
+            tensors[f"{prefix}layers.{layer_id}.engram.{name}.weight"] = tensor
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config.get("text_config", config)["engram"] = engram
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from airside.proto.settings import WorkerSettings
 from airside.workers.model_config import ModelConfig
+from airside.workers.state_slots import state_bytes, tail_bytes
 
 _AUTO_BYTES_MAX = 2 * 1024**3  # on the CPU, where the memory is everybody's
 _AUTO_SHARE_CPU = 0.25  # of what is available once the weights are loaded
@@ -27,16 +29,33 @@ class LayerCache:
 def allocate_kv_cache(
     config: ModelConfig, settings: WorkerSettings, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerCache]:
-    """The cache of this rank, one entry per layer.
+    """The cache of this rank: one entry per decoder layer that attends.
 
     Not zeroed: nothing is read before it is written, and on a CPU a page is taken when a block in it is first used.
     """
-    shape = (num_blocks, config.num_kv_heads // settings.world_size, settings.block_size, config.head_dim)
+    shape = (num_blocks, *_block_shape(config, settings))
 
     def blocks() -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    return [LayerCache(blocks(), blocks()) for _ in range(config.num_layers)]
+    return [LayerCache(blocks(), blocks()) for _ in range(config.num_attention_layers)]
+
+
+def allocate_draft_cache(
+    config: ModelConfig, settings: WorkerSettings, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """The draft head's cache: `num_blocks` as the model has them, then each sequence's spare blocks.
+
+    Zeros, since the head may read an entry that was never written.
+    """
+    num_spare = settings.max_num_seqs * spare_draft_blocks(settings)
+    shape = (num_blocks + num_spare, *_block_shape(config, settings))
+    return LayerCache(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+
+
+def spare_draft_blocks(settings: WorkerSettings) -> int:
+    """Blocks of the draft head for each sequence of a step, for the drafts that its block table has no place for."""
+    return -(-max(0, settings.max_draft_tokens - 1) // settings.block_size)
 
 
 def count_kv_blocks(config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype, device: torch.device) -> int:
@@ -48,22 +67,37 @@ def count_kv_blocks(config: ModelConfig, settings: WorkerSettings, dtype: torch.
     bytes_free = settings.kv_cache_bytes
     if bytes_free is None:
         bytes_free = _bytes_at_hand(settings, device)
+    bytes_free -= state_bytes(config, settings, dtype) + _spare_bytes(config, settings, dtype)
     num_blocks = bytes_free // block_bytes(config, settings, dtype)
     num_blocks = min(num_blocks, settings.max_num_seqs * -(-settings.max_model_len // settings.block_size))
     if settings.num_kv_blocks_max is not None:
         num_blocks = min(num_blocks, settings.num_kv_blocks_max)
     if num_blocks < 1:
         raise MemoryError(
-            f"{bytes_free} bytes for KV hold no block of {block_bytes(config, settings, dtype)} bytes; "
+            f"{max(0, bytes_free)} bytes for KV hold no block of {block_bytes(config, settings, dtype)} bytes; "
             "raise engine.kv_cache_memory or lower engine.block_size"
         )
     return num_blocks
 
 
 def block_bytes(config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers of this rank."""
-    heads = config.num_kv_heads // settings.world_size
-    return 2 * config.num_layers * heads * settings.block_size * config.head_dim * dtype.itemsize
+    """Bytes of one block over all layers of this rank, with what is kept beside it."""
+    num_layers = config.num_attention_layers + config.num_draft_layers
+    return num_layers * _layer_bytes(config, settings, dtype) + tail_bytes(config, settings, dtype)
+
+
+def _block_shape(config: ModelConfig, settings: WorkerSettings) -> tuple[int, int, int]:
+    return config.num_kv_heads // settings.world_size, settings.block_size, config.head_dim
+
+
+def _layer_bytes(config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype) -> int:
+    """Keys and values of one block in one layer."""
+    return 2 * math.prod(_block_shape(config, settings)) * dtype.itemsize
+
+
+def _spare_bytes(config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype) -> int:
+    num_spare = config.num_draft_layers * settings.max_num_seqs * spare_draft_blocks(settings)
+    return num_spare * _layer_bytes(config, settings, dtype)
 
 
 def _bytes_at_hand(settings: WorkerSettings, device: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
 from airside.workers.model_config import ModelConfig, RopeConfig
 from airside.workers.parallel import ColumnParallelLinear, RankGroup, RowParallelLinear
-from airside.workers.step_batch import StepBatch
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -48,10 +48,39 @@ def _stretch_long_waves(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(between, blended, result)
 
 
-class Attention:
-    """Grouped-query attention over the paged cache; query, key and value come from one product."""
+class PlacedTokens(Protocol):
+    """Tokens, row after row, and where their keys and values live; columns as in `StepBatch`."""
 
-    def __init__(self, weights: WeightSource, prefix: str, config: ModelConfig, group: RankGroup) -> None:
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def slots(self) -> Tensor: ...
+    @property
+    def block_tables(self) -> Tensor: ...
+    @property
+    def query_starts(self) -> Tensor: ...
+    @property
+    def context_lens(self) -> Tensor: ...
+
+
+class Attention:
+    """Grouped-query attention over the paged cache; query, key and value come from one product.
+
+    Args:
+        out: what the checkpoint calls the projection of the result.
+        norms: what it calls the norms of each head's query and key, if the model has them.
+    """
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        prefix: str,
+        config: ModelConfig,
+        group: RankGroup,
+        *,
+        out: str = "o_proj",
+        norms: tuple[str, str] = ("q_norm", "k_norm"),
+    ) -> None:
         self._heads = (
             config.num_heads // group.size,
             config.num_kv_heads // group.size,
@@ -70,13 +99,16 @@ class Attention:
             bias=config.attention_bias,
         )
         self._out = RowParallelLinear(
-            weights, f"{prefix}.o_proj", config.hidden_size, q_size, group, bias=config.attention_bias
+            weights, f"{prefix}.{out}", config.hidden_size, q_size, group, bias=config.attention_out_bias
         )
+        self._norms = [_HeadNorm(weights, f"{prefix}.{name}", config) for name in norms if config.qk_norm]
 
-    def __call__(self, x: Tensor, batch: StepBatch, rotary: RotaryTable, cache: LayerCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: PlacedTokens, rotary: RotaryTable, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' keys and values to the cache."""
         num_tokens = x.shape[0]
         q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)  # type: ignore[no-untyped-call]
+        if self._norms:
+            q, k = (norm(heads) for norm, heads in zip(self._norms, (q, k), strict=True))
         ops.rotary_embedding(q, k, batch.positions, rotary.cos, rotary.sin)
         ops.kv_cache_write(k, v, cache.k, cache.v, batch.slots)
         out = ops.paged_attention(
@@ -85,21 +117,45 @@ class Attention:
         return self._out(out.view(num_tokens, -1))
 
 
-class Mlp:
-    """Llama's gated MLP; gate and up come from one product."""
+class _HeadNorm:
+    """Root-mean-square norm of each head by itself; one weight for all (Qwen3, arXiv 2505.09388)."""
 
-    def __init__(self, weights: WeightSource, prefix: str, config: ModelConfig, group: RankGroup) -> None:
+    def __init__(self, weights: WeightSource, name: str, config: ModelConfig) -> None:
+        self._weight = weights.read(f"{name}.weight", (config.head_dim,))
+        self._eps = config.rms_norm_eps
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """[num_tokens, num_heads, head_dim] -> the same shape, contiguous."""
+        return ops.rms_norm(heads.reshape(-1, heads.shape[2]), self._weight, self._eps).view(heads.shape)
+
+
+class Mlp:
+    """Llama's gated MLP; gate and up come from one product.
+
+    Args:
+        names: what the checkpoint calls gate, up and down.
+    """
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        prefix: str,
+        config: ModelConfig,
+        group: RankGroup,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         inner = config.intermediate_size
+        gate, up, down = names
         self._gate_up = ColumnParallelLinear(
             weights,
-            (f"{prefix}.gate_proj", f"{prefix}.up_proj"),
+            (f"{prefix}.{gate}", f"{prefix}.{up}"),
             (inner, inner),
             config.hidden_size,
             group,
             bias=config.mlp_bias,
         )
         self._down = RowParallelLinear(
-            weights, f"{prefix}.down_proj", config.hidden_size, inner, group, bias=config.mlp_bias
+            weights, f"{prefix}.{down}", config.hidden_size, inner, group, bias=config.mlp_bias
         )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
 
 from airside.proto.settings import WorkerSettings
-from airside.workers.model_config import check_tensor_parallel_size, load_model_config
+from airside.workers.draft_head import DraftHead
+from airside.workers.grammars import Grammars
+from airside.workers.model_config import (
+    CheckpointError,
+    check_block_size,
+    check_tensor_parallel_size,
+    load_model_config,
+)
 from airside.workers.model_runner import ModelRunner
+from airside.workers.models.mimo import MiMoForCausalLM
 from airside.workers.models.registry import load_model
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
@@ -29,12 +38,24 @@ def load_runner(settings: WorkerSettings, group: RankGroup, arena: PixelArena) -
     """Loads this rank's shard of the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is unsupported, incomplete or damaged.
+        CheckpointError: the checkpoint is unsupported, incomplete or damaged, or its blocks are too small for it.
         TensorParallelSizeError: the group's size does not divide the model; nothing has been loaded then.
     """
     path = Path(settings.model_path)
     config = load_model_config(path)
+    if settings.draft_method != "mtp":
+        config = dataclasses.replace(config, num_draft_layers=0)
+    elif config.num_draft_layers == 0:
+        raise CheckpointError(
+            f"{path}: {config.architecture} has no draft head; set engine.drafts.method to ngram or none"
+        )
     check_tensor_parallel_size(config, settings.world_size)
+    check_block_size(config, settings.block_size)
     device, dtype = device_of(settings), _DTYPES[settings.dtype]
     model = load_model(config, open_weights(path, dtype, device), group, settings.max_model_len)
-    return ModelRunner(model, config, settings, dtype, device, arena)
+    drafter = None
+    if config.num_draft_layers > 0:
+        assert isinstance(model, MiMoForCausalLM)
+        drafter = DraftHead(model, config, settings, group, dtype, device)
+    grammars = Grammars(settings.model_path, config) if group.rank == 0 else None
+    return ModelRunner(model, config, settings, dtype, device, arena, group, grammars=grammars, drafter=drafter)

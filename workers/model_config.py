@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +49,38 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """Gated causal convolutions in place of attention in some layers."""
+
+    layers: tuple[int, ...]  # the decoder's layers that are convolutions; the others attend
+    kernel_size: int  # tokens that a result depends on, its own among them
+    bias: bool
+
+    @property
+    def history(self) -> int:
+        """How many tokens before its own a result depends on."""
+        return self.kernel_size - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngramConfig:
+    """Embeddings of hashed n-grams, added to the hidden state before some layers."""
+
+    layers: tuple[int, ...]
+    table_size: int  # rows of each hash table; taken down to a prime, another for each
+    num_heads: int  # hash tables of each length of n-gram
+    dim: int  # of a table's rows
+    max_ngram: int  # n-grams of 2 up to so many tokens
+    seed: int  # of the hash functions
+    tokenizer_file: str  # which says what tokens have the same text
+
+    @property
+    def num_tables(self) -> int:
+        """Hash tables of one layer."""
+        return self.num_heads * (self.max_ngram - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A model's shape. The text fields describe the decoder, whatever the family calls it."""
 
@@ -69,8 +100,23 @@ class ModelConfig:
     mlp_bias: bool
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # of the stored weights, as the checkpoint says
+    attention_out_bias: bool = False  # `attention_bias` is of query, key and value alone
+    qk_norm: bool = False  # each head's query and key are normalised before they are rotated
+    num_draft_layers: int = 0  # 1: there is a draft head, and it is to be used
     image_token_id: int | None = None  # None: a text model
     vision: VisionConfig | None = None
+    short_conv: ShortConvConfig | None = None
+    engram: EngramConfig | None = None
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Decoder layers with keys and values; the draft head's are not among them."""
+        return self.num_layers - (0 if self.short_conv is None else len(self.short_conv.layers))
+
+    @property
+    def tail_tokens(self) -> int:
+        """How many token ids before each row the model looks back on (`StepPlan.tail_ids`)."""
+        return 0 if self.engram is None else self.engram.max_ngram - 1
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
@@ -88,10 +134,12 @@ def load_model_config(path: str | Path) -> ModelConfig:
     config = _read_json(file)
     if config.get("quantization_config"):
         raise CheckpointError(f"{file}: quantized checkpoints are not supported; use one in bfloat16 or float32")
+    from airside.workers.config_parsers import PARSERS  # which needs the types above
+
     names = config.get("architectures") or ["(none named)"]
-    parse = _PARSERS.get(names[0])
+    parse = PARSERS.get(names[0])
     if parse is None:
-        raise unsupported_architecture(names[0], file)
+        raise CheckpointError(f"{file}: architecture {names[0]} is not supported; supported: {', '.join(PARSERS)}")
     try:
         return _checked_heads(parse(config, _eos_token_ids(path, config), file), file)
     except KeyError as error:
@@ -106,17 +154,18 @@ def _checked_heads(config: ModelConfig, file: Path) -> ModelConfig:
         )
     if config.head_dim % 2 != 0:
         raise CheckpointError(f"{file}: head_dim {config.head_dim} is odd; rotary embedding turns pairs")
+    if config.num_attention_layers == 0:
+        raise CheckpointError(f"{file}: a model without attention layers is not supported")
     return config
-
-
-def unsupported_architecture(name: str, file: Path) -> CheckpointError:
-    """The error for a model that is not built here."""
-    return CheckpointError(f"{file}: architecture {name} is not supported; supported: {', '.join(_PARSERS)}")
 
 
 def tensor_parallel_sizes(config: ModelConfig) -> list[int]:
     """Every size that splits heads and MLP of this model evenly, ascending; 1 is always there."""
-    parts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
+    parts = [config.num_heads, config.num_kv_heads, config.intermediate_size]
+    if config.short_conv is not None:
+        parts.append(config.hidden_size)  # the channels of a convolution
+    if config.engram is not None:
+        parts.append(config.engram.num_tables)
     return [size for size in range(1, config.num_kv_heads + 1) if all(part % size == 0 for part in parts)]
 
 
@@ -128,6 +177,16 @@ def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
             f"tensor_parallel_size {size} does not divide {config.architecture} with {config.num_heads} attention "
             f"heads, {config.num_kv_heads} key-value heads and intermediate size {config.intermediate_size}; "
             f"sizes that work: {', '.join(map(str, sizes))}"
+        )
+
+
+def check_block_size(config: ModelConfig, block_size: int) -> None:
+    """Raises CheckpointError when a block holds fewer tokens than the model's convolutions look back on."""
+    history = 0 if config.short_conv is None else config.short_conv.history
+    if block_size < history:
+        raise CheckpointError(
+            f"block_size {block_size} is too small for {config.architecture}, whose convolutions look back on "
+            f"{history} tokens; set engine.block_size to {history} or more"
         )
 
 
@@ -153,85 +212,3 @@ def _eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
         if eos is not None:
             return tuple(eos) if isinstance(eos, list) else (int(eos),)
     return ()
-
-
-def _parse_llama(config: Mapping[str, Any], eos_token_ids: tuple[int, ...], file: Path) -> ModelConfig:
-    return _decoder("LlamaForCausalLM", config, config.get("tie_word_embeddings", False), eos_token_ids, file)
-
-
-def _parse_idefics3(config: Mapping[str, Any], eos_token_ids: tuple[int, ...], file: Path) -> ModelConfig:
-    text = {"rms_norm_eps": 1e-5, **config["text_config"]}
-    if text.get("model_type", "llama") != "llama":
-        raise CheckpointError(f"{file}: a text model of type {text['model_type']} is not supported; supported: llama")
-    tied = config.get("tie_word_embeddings", False)
-    decoder = _decoder("Idefics3ForConditionalGeneration", text, tied, eos_token_ids, file)
-    return dataclasses.replace(
-        decoder,
-        dtype=config.get("dtype") or config.get("torch_dtype") or decoder.dtype,
-        image_token_id=config.get("image_token_id", 128_257),
-        vision=_vision(config.get("vision_config") or {}, config.get("scale_factor", 2)),
-    )
-
-
-_PARSERS = {"LlamaForCausalLM": _parse_llama, "Idefics3ForConditionalGeneration": _parse_idefics3}
-SUPPORTED_ARCHITECTURES = tuple(_PARSERS)
-
-
-def _decoder(
-    architecture: str, text: Mapping[str, Any], tied: bool, eos_token_ids: tuple[int, ...], file: Path
-) -> ModelConfig:
-    if text.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{file}: hidden_act {text['hidden_act']} is not supported; supported: silu")
-    num_heads = text["num_attention_heads"]
-    max_position_embeddings = text.get("max_position_embeddings", 2048)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=text["vocab_size"],
-        hidden_size=text["hidden_size"],
-        intermediate_size=text["intermediate_size"],
-        num_layers=text["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=text.get("num_key_value_heads") or num_heads,
-        head_dim=text.get("head_dim") or text["hidden_size"] // num_heads,
-        max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=text.get("rms_norm_eps", 1e-6),
-        rope=_rope(text, max_position_embeddings, file),
-        tie_word_embeddings=bool(tied),
-        attention_bias=text.get("attention_bias", False),
-        mlp_bias=text.get("mlp_bias", False),
-        eos_token_ids=eos_token_ids,
-        dtype=text.get("dtype") or text.get("torch_dtype"),
-    )
-
-
-def _rope(text: Mapping[str, Any], max_position_embeddings: int, file: Path) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    values = {**(text.get("rope_scaling") or {}), **(text.get("rope_parameters") or {})}
-    rope_type = values.get("rope_type") or values.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        raise CheckpointError(f"{file}: rope type {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if values.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise CheckpointError(f"{file}: partial_rotary_factor is not supported")
-    return RopeConfig(
-        rope_type=rope_type,
-        theta=float(values.get("rope_theta") or text.get("rope_theta") or 10_000.0),
-        factor=float(values.get("factor", 1.0)),
-        low_freq_factor=float(values.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(values.get("high_freq_factor", 4.0)),
-        original_max_position_embeddings=values.get("original_max_position_embeddings") or max_position_embeddings,
-    )
-
-
-def _vision(vision: Mapping[str, Any], scale_factor: int) -> VisionConfig:
-    return VisionConfig(
-        hidden_size=vision.get("hidden_size", 1152),
-        intermediate_size=vision.get("intermediate_size", 3072),
-        num_layers=vision.get("num_hidden_layers", 12),
-        num_heads=vision.get("num_attention_heads", 16),
-        num_channels=vision.get("num_channels", 3),
-        image_size=vision.get("image_size", 224),
-        patch_size=vision.get("patch_size", 32),
-        hidden_act=vision.get("hidden_act", "gelu_pytorch_tanh"),
-        layer_norm_eps=vision.get("layer_norm_eps", 1e-6),
-        scale_factor=scale_factor,
-    )

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from airside.proto.messages import PixelsRef, StepPlan
+from airside.proto.messages import PixelsRef, StepPlan, StepResult
 from airside.proto.settings import WorkerSettings
+from airside.workers.grammars import Grammars
 from airside.workers.image_embeddings import ImageEmbeddings
 from airside.workers.kv_cache import LayerCache, allocate_kv_cache, count_kv_blocks
+from airside.workers.logprobs import prompt_records
 from airside.workers.model_config import ModelConfig
-from airside.workers.models.causal_model import CausalModel
+from airside.workers.models.causal_model import CausalModel, Drafter
+from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from airside.workers.sampler import sample
-from airside.workers.step_batch import build_sampling_batch, build_step_batch
+from airside.workers.sampler import NOTHING_SAMPLED, Sampled, Sampler
+from airside.workers.state_slots import count_state_slots
+from airside.workers.step_batch import Rows, StepBatch, build_step_batch, needs_sampled_before, read_rows
+
+
+class _StepBefore:
+    """The step that was executed last: a placeholder of the next one may name what it sampled.
+
+    Rank 0 knows that; the others are told when somebody asks, which all ranks do together.
+    """
+
+    def __init__(self, step_id: int, num_positions: int, tokens: NDArray[np.int32] | None) -> None:
+        self.step_id = step_id
+        self._num_positions = num_positions
+        self._tokens = tokens
+        self._is_shared = False
+
+    def shared(self, group: RankGroup, device: torch.device) -> NDArray[np.int32]:
+        """[num_positions] int32: what it sampled, on all ranks."""
+        if not self._is_shared:
+            self._tokens = group.share_tokens(self._tokens, self._num_positions, device)
+            self._is_shared = True
+        assert self._tokens is not None
+        return self._tokens
 
 
 class ModelRunner:
-    """A loaded model with its KV cache. Keeps nothing about sequences between steps but KV blocks and embeddings."""
+    """A loaded model with its KV cache.
+
+    Keeps between steps: KV blocks, picture embeddings, the tokens sampled last, and on rank 0 what the sampler must
+    know of opened and structured sequences.
+
+    Args:
+        grammars: on rank 0, those of structured sequences.
+        drafter: the model's draft head, on all ranks or on none.
+    """
 
     def __init__(
         self,
@@ -28,6 +64,10 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         arena: PixelArena,
+        group: RankGroup,
+        *,
+        grammars: Grammars | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._model = model
         self._config = config
@@ -35,32 +75,99 @@ class ModelRunner:
         self._dtype = dtype
         self._device = device
         self._arena = arena
+        self._group = group
+        self.grammars = grammars
+        self._drafter = drafter
+        self._sampler = Sampler(grammars, drafter, device) if group.rank == 0 else None
         self._images = ImageEmbeddings(self._encode)
         self._cache: list[LayerCache] = []  # empty until `allocate`
+        self._num_blocks = 0
+        self._before: _StepBefore | None = None
 
     def count_kv_blocks(self) -> int:
         """How many KV blocks fit on this rank. Raises MemoryError when none does."""
         return count_kv_blocks(self._config, self._settings, self._dtype, self._device)
 
+    @property
+    def num_state_slots(self) -> int:
+        """How many sequences' fixed-size state this rank holds; 0: the model has none."""
+        return count_state_slots(self._config, self._settings)
+
     def allocate(self, num_blocks: int) -> None:
-        """Makes the KV cache; what an earlier one held is lost."""
+        """Makes the KV cache and the states; what earlier ones held is lost."""
         self._cache = []
         self._cache = allocate_kv_cache(self._config, self._settings, num_blocks, self._dtype, self._device)
+        self._num_blocks = num_blocks
+        self._model.allocate_states(self.num_state_slots, num_blocks, self._settings.max_draft_tokens)
+        if self._drafter is not None:
+            self._drafter.allocate(num_blocks)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> bytes | None:
-        """The sampled tokens as i32 bytes on rank 0 (-1: the row gave none a probability), None on the others."""
-        assert self._cache, "a step plan came before the KV setup"
-        batch = build_step_batch(plan, self._settings.block_size, len(self._cache[0].k), self._device)
-        hidden = self._embed(plan, batch.token_ids)
-        final = self._model.forward(hidden, batch, self._cache)
-        if len(final) == 0:
-            return b"" if self._settings.rank == 0 else None
-        logits = self._model.logits(final)
-        if logits is None:
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """What the step came to, on rank 0; None on the others. Plans are executed in the order of their ids."""
+        assert self._num_blocks, "a step plan came before the KV setup"
+        started_s = time.perf_counter()
+        rows = read_rows(plan, self._sampled_before(plan))
+        has_drafter = self._drafter is not None
+        batch = build_step_batch(
+            plan, rows, self._settings.block_size, self._num_blocks, self._device, all_wanted=has_drafter
+        )
+        final = self._model.forward(self._embed(plan, batch.token_ids), batch, self._cache)
+        # With a draft head all tokens are wanted; those that get logits are a part of them.
+        scored = final[torch.cat((batch.sampled, batch.prompt_scored))] if has_drafter else final
+        num_positions = len(batch.sampled)
+        sampled = self._sample(plan, rows, scored[:num_positions])
+        prompt_logprobs = self._score_prompts(plan, scored[num_positions:])
+        self._before = _StepBefore(plan.step_id, num_positions, None if sampled is None else sampled.tokens)
+        proposals = self._propose(plan, batch, final)
+        if sampled is None:
             return None
-        tokens = sample(logits, build_sampling_batch(plan, self._device))
-        return tokens.cpu().numpy().astype(np.int32, copy=False).tobytes()
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=sampled.tokens.tobytes(),
+            execute_s=time.perf_counter() - started_s,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            **proposals,
+        )
+
+    def _sample(self, plan: StepPlan, rows: Rows, final: Tensor) -> Sampled | None:
+        """None on ranks that do not sample. `final`: [num_positions, hidden]."""
+        if self._sampler is not None:
+            self._sampler.begin(plan)
+        logits = self._model.logits(final) if len(final) else None
+        if self._sampler is None:
+            return None
+        return NOTHING_SAMPLED if logits is None else self._sampler.sample(plan, rows, logits)
+
+    def _score_prompts(self, plan: StepPlan, final: Tensor) -> bytes:
+        if not plan.prompt_logprobs:
+            return b""
+        return prompt_records(plan.prompt_logprobs, final, self._model.logits, self._config.vocab_size)
+
+    def _propose(self, plan: StepPlan, batch: StepBatch, final: Tensor) -> dict[str, bytes]:
+        """The draft columns of `StepResult`, if there is a draft head and this is rank 0."""
+        if self._drafter is None:
+            return {}
+        assert self._before is not None
+        sampled = torch.from_numpy(self._before.shared(self._group, self._device))
+        proposals = self._drafter.propose(plan, batch, final, sampled)
+        if proposals is None:
+            return {}
+        return {
+            "num_drafts": proposals.num_drafts.tobytes(),
+            "draft_tokens": proposals.draft_tokens.tobytes(),
+            "draft_confidences": proposals.draft_confidences.tobytes(),
+        }
+
+    def _sampled_before(self, plan: StepPlan) -> NDArray[np.int32] | None:
+        """What the step before sampled, if the plan refers to it."""
+        if not needs_sampled_before(plan):
+            return None
+        before = self._before
+        assert before is not None, f"step {plan.step_id} refers to a step before the first"
+        assert before.step_id == plan.step_id - 1, f"step {plan.step_id} came after step {before.step_id}"
+        return before.shared(self._group, self._device)
 
     def _embed(self, plan: StepPlan, token_ids: Tensor) -> Tensor:
         """[num_tokens, hidden]; image tokens are the pictures' embeddings, in order."""

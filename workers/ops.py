@@ -165,3 +165,26 @@ def sample(
     out = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
     _kernels(logits).sample(logits, temperature, top_k, top_p, min_p, seed, position, out)
     return out
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each row's softmax p: the log-probability of one token, how much is less likely, and the likeliest k.
+
+    Logits of -inf and NaN have no probability; those of +inf share all of it.
+
+    Args:
+        logits: [num_rows, vocab] float32; rows may be strided.
+        targets: [num_rows] int32.
+        k: alternatives, from 0 on.
+    Returns:
+        `log p(target)` [num_rows] float32; the sum of all p(u) with p(u) < p(target) [num_rows] float32;
+        ids of the k largest, largest first, of equals the lower id first, [num_rows, k] int32, -1 where there are
+        fewer; their log p [num_rows, k] float32, -inf where there are fewer.
+    """
+    rows, device = logits.shape[0], logits.device
+    logprobs = torch.empty(rows, dtype=torch.float32, device=device)
+    sums_smaller = torch.empty(rows, dtype=torch.float32, device=device)
+    top_ids = torch.empty((rows, k), dtype=torch.int32, device=device)
+    top_logprobs = torch.empty((rows, k), dtype=torch.float32, device=device)
+    _kernels(logits).token_logprobs(logits, targets, logprobs, sums_smaller, top_ids, top_logprobs)
+    return logprobs, sums_smaller, top_ids, top_logprobs

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -71,6 +73,23 @@ class RankGroup:
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(part.contiguous(), parts, dst=0)
         return torch.cat(parts, dim=1) if parts is not None else None
+
+    def share_tokens(
+        self, tokens: NDArray[np.int32] | None, count: int, device: torch.device
+    ) -> NDArray[np.int32] | None:
+        """What rank 0 holds, on every rank.
+
+        Args:
+            tokens: [count] on rank 0, None on the others.
+            device: this rank's.
+        """
+        if self.size == 1:
+            return tokens
+        shared = torch.empty(count, dtype=torch.int32, device=device) if tokens is None else torch.from_numpy(tokens)
+        shared = shared.to(device)
+        dist.broadcast(shared, src=0)
+        own: NDArray[np.int32] = shared.cpu().numpy()
+        return own
 
     def close(self) -> None:
         """Leaves the group."""

@@ -16,8 +16,26 @@ S = TypeVar("S", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Which tokens each row of a plan computes, on the host."""
+
+    seq_ids: NDArray[np.uint64]  # [num_seqs]
+    num_computed: NDArray[np.int32]  # [num_seqs]
+    num_new: NDArray[np.int32]  # [num_seqs]
+    sampled: NDArray[np.int32]  # [num_seqs]: how many of the row's last tokens are sampled
+    starts: NDArray[np.int32]  # [num_seqs + 1]: row i is tokens [starts[i], starts[i + 1]) of the step
+    token_ids: NDArray[np.int64]  # [num_tokens]; tokens in place of placeholders
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The tokens of a step, row after row, and where their keys and values live."""
+    """The tokens of a step, row after row, and where their keys and values live.
+
+    | row 0 | row 1 ... | row 2 |         tokens of the step
+          ^       ^ ^ ^       ^           sampled: the last of a row, and one more for each draft token
+          0       1 2 3       4           flat position: the order of `sampled`, of `StepResult`, of all columns
+
+    """
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int32
@@ -25,90 +43,141 @@ class StepBatch:
     block_tables: Tensor  # [num_seqs, max_blocks] int32, zero-padded
     query_starts: Tensor  # [num_seqs + 1] int32
     context_lens: Tensor  # [num_seqs] int32
-    sampled_tokens: Tensor  # [num_sampled] int64: the last token of each row that samples
+    sampled: Tensor  # [num_positions] int64: the tokens that are sampled
+    prompt_scored: Tensor  # [num_scored] int64: the tokens whose successors in the prompt get records
+    wanted: Tensor  # [num_wanted] int64: the tokens of which the model returns the final state
+    state_slots: Tensor | None  # [num_seqs] int64; None: the model has no fixed-size state
+    state_from: Tensor | None  # [num_seqs] int64: as in StepPlan; likewise
+    tail_ids: Tensor | None  # [num_seqs, tail_tokens] int64: the tokens before each row; None: not asked for
+    rows: Rows
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingBatch:
-    """The sampling columns of a plan, one entry per row that samples; dtypes as in `ops.sample`.
+def needs_sampled_before(plan: StepPlan) -> bool:
+    """Whether the plan names tokens by their place in what the step before it sampled."""
+    token_ids = column(plan.token_ids, np.int32)
+    return len(token_ids) > 0 and bool(token_ids.min() < 0)
 
-    The bans of all rows are one list, so that they cost one operation: a model with pictures has some for every row.
+
+def read_rows(plan: StepPlan, sampled_before: NDArray[np.int32] | None = None) -> Rows:
+    """The row columns of a plan.
+
+    Args:
+        sampled_before: what the step before sampled, if `needs_sampled_before`.
+    Raises:
+        AssertionError: the columns contradict one another.
     """
+    num_new = column(plan.num_new, np.int32)
+    starts = np.zeros(len(num_new) + 1, np.int32)
+    np.cumsum(num_new, out=starts[1:])
+    rows = Rows(
+        seq_ids=column(plan.seq_ids, np.uint64),
+        num_computed=column(plan.num_computed, np.int32),
+        num_new=num_new,
+        sampled=column(plan.sampled, np.uint8).astype(np.int32),
+        starts=starts,
+        token_ids=_fill_in(column(plan.token_ids, np.int32), sampled_before),
+    )
+    lengths = {len(rows.seq_ids), len(rows.num_computed), len(num_new), len(rows.sampled)}
+    assert len(lengths) == 1, f"step {plan.step_id}: columns of unequal length"
+    assert len(num_new) > 0, f"step {plan.step_id} has no rows"
+    assert num_new.min() > 0, f"step {plan.step_id}: a row computes nothing"
+    assert starts[-1] == len(rows.token_ids), f"step {plan.step_id}: tokens do not add up"
+    assert (rows.sampled <= num_new).all(), f"step {plan.step_id}: a row samples more than it computes"
+    return rows
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    position: Tensor
-    banned_rows: Tensor  # [num_banned] int64: an entry of the columns above, and
-    banned_ids: Tensor  # [num_banned] int64: a token id that it must not get
 
-
-def build_step_batch(plan: StepPlan, block_size: int, num_blocks: int, device: torch.device) -> StepBatch:
+def build_step_batch(
+    plan: StepPlan,
+    rows: Rows,
+    block_size: int,
+    num_blocks: int,
+    device: torch.device,
+    *,
+    all_wanted: bool = False,
+) -> StepBatch:
     """The batch of a plan for a cache of `num_blocks`.
 
+    Args:
+        all_wanted: the final states of all tokens are wanted, and not only of those that get logits.
     Raises:
         AssertionError: the plan's columns contradict one another or the cache; the kernels would not notice.
     """
-    num_computed = _column(plan.num_computed, np.int32)
-    num_new = _column(plan.num_new, np.int32)
-    token_ids = _column(plan.token_ids, np.int32)
-    sampled = _column(plan.sampled, np.uint8)
-    assert len(num_computed) == len(num_new) == len(sampled) > 0, f"step {plan.step_id}: columns of unequal length"
-    assert num_new.min() > 0, f"step {plan.step_id}: a row computes nothing"
-    assert num_new.sum() == len(token_ids), f"step {plan.step_id}: tokens do not add up"
-
-    query_starts = np.zeros(len(num_new) + 1, np.int32)
-    np.cumsum(num_new, out=query_starts[1:])
-    row_of_token = np.repeat(np.arange(len(num_new)), num_new)
-    positions = num_computed[row_of_token] + np.arange(len(token_ids), dtype=np.int32) - query_starts[row_of_token]
-    block_tables = _pad_tables(_column(plan.num_blocks, np.int32), _column(plan.block_tables, np.int32))
-    assert positions.max() < block_tables.shape[1] * block_size, f"step {plan.step_id}: a block table is too short"
-    assert block_tables.min() >= 0, f"step {plan.step_id}: no such block"
-    assert block_tables.max() < num_blocks, f"step {plan.step_id}: no such block"
-    blocks = block_tables[row_of_token, positions // block_size].astype(np.int64)
+    ends = rows.num_computed + rows.num_new
+    table_lens, flat_table = column(plan.num_blocks, np.int32), column(plan.block_tables, np.int32)
+    assert (ends <= table_lens * block_size).all(), f"step {plan.step_id}: a block table is too short"
+    # As unsigned numbers, so that negative ones are too large.
+    assert flat_table.view(np.uint32).max() < num_blocks, f"step {plan.step_id}: no such block"
+    num_tokens = len(rows.token_ids)
+    positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(rows.num_computed - rows.starts[:-1], rows.num_new)
+    block_of_position, offsets = np.divmod(positions, np.int32(block_size))
+    table_starts = np.cumsum(table_lens) - table_lens
+    blocks = flat_table[np.repeat(table_starts, rows.num_new) + block_of_position]
+    sampled = last_of_each(rows.starts[1:], rows.sampled)
+    scored = _scored_tokens(plan, rows)
+    wanted = np.concatenate((sampled, scored)) if len(scored) else sampled
+    if all_wanted:
+        wanted = np.arange(num_tokens)
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    def per_row(data: bytes) -> Tensor | None:
+        return tensor(column(data, np.int32).astype(np.int64).reshape(len(rows.num_new), -1)) if data else None
+
+    state_slots, state_from = per_row(plan.state_slots), per_row(plan.state_from)
     return StepBatch(
-        token_ids=tensor(token_ids.astype(np.int64)),
+        token_ids=tensor(rows.token_ids),
         positions=tensor(positions),
-        slots=tensor(blocks * block_size + positions % block_size),
-        block_tables=tensor(block_tables),
-        query_starts=tensor(query_starts),
-        context_lens=tensor(num_computed + num_new),
-        sampled_tokens=tensor(query_starts[1:][sampled == 1].astype(np.int64) - 1),
+        slots=tensor(blocks * np.int64(block_size) + offsets),
+        block_tables=tensor(_pad_tables(table_lens, flat_table)),
+        query_starts=tensor(rows.starts),
+        context_lens=tensor(ends),
+        sampled=tensor(sampled),
+        prompt_scored=tensor(scored),
+        wanted=tensor(wanted),
+        state_slots=None if state_slots is None else state_slots.squeeze(1),
+        state_from=None if state_from is None else state_from.squeeze(1),
+        tail_ids=per_row(plan.tail_ids),
+        rows=rows,
     )
 
 
-def build_sampling_batch(plan: StepPlan, device: torch.device) -> SamplingBatch:
-    """The sampling columns of a plan."""
-
-    def tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(_column(data, dtype).copy()).to(device)
-
-    banned = [(row, token_id) for row, token_ids in plan.banned.items() for token_id in token_ids]
-    banned_rows, banned_ids = torch.tensor(banned, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
-    return SamplingBatch(
-        temperature=tensor(plan.temperature, np.float32),
-        top_k=tensor(plan.top_k, np.int32),
-        top_p=tensor(plan.top_p, np.float32),
-        min_p=tensor(plan.min_p, np.float32),
-        seed=tensor(plan.seed, np.int64),
-        position=tensor(plan.position, np.int64),
-        banned_rows=banned_rows,
-        banned_ids=banned_ids,
-    )
+def last_of_each(ends: NDArray[np.signedinteger], counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """[sum(counts)]: `ends[i] - counts[i]`, ..., `ends[i] - 1` of each i in turn. At least one i."""
+    flat_ends = np.cumsum(counts)
+    return np.arange(flat_ends[-1], dtype=np.int64) + np.repeat(ends - flat_ends, counts)
 
 
-def _column(data: bytes, dtype: type[S]) -> NDArray[S]:
+def column(data: bytes, dtype: type[S]) -> NDArray[S]:
+    """A column of a message as an array that cannot be written to."""
     return np.frombuffer(data, dtype=dtype)
+
+
+def _fill_in(token_ids: NDArray[np.int32], sampled_before: NDArray[np.int32] | None) -> NDArray[np.int64]:
+    """A place without a token becomes token 0: its sequence has ended, and nobody will see what comes of the row."""
+    tokens = token_ids.astype(np.int64)
+    if sampled_before is not None:
+        places = (tokens < 0).nonzero()[0]
+        tokens[places] = np.maximum(sampled_before[-1 - tokens[places]], 0)
+    return tokens
+
+
+def _scored_tokens(plan: StepPlan, rows: Rows) -> NDArray[np.int64]:
+    if not plan.prompt_logprobs:
+        return np.empty(0, np.int64)
+    begins = np.array([rows.starts[scored.row] + scored.start for scored in plan.prompt_logprobs], np.int32)
+    counts = np.array([len(scored.targets) // 4 for scored in plan.prompt_logprobs], np.int32)
+    ends = begins + counts
+    row_ends = np.array([rows.starts[scored.row + 1] for scored in plan.prompt_logprobs])
+    assert (ends <= row_ends).all(), f"step {plan.step_id}: prompt tokens are scored that are not computed"
+    return last_of_each(ends, counts)
 
 
 def _pad_tables(num_blocks: NDArray[np.int32], flat: NDArray[np.int32]) -> NDArray[np.int32]:
     assert num_blocks.sum() == len(flat), "block tables do not add up"
-    tables = np.zeros((len(num_blocks), int(num_blocks.max())), np.int32)
+    width = int(num_blocks.max())
+    if width * len(num_blocks) == len(flat):
+        return flat.reshape(-1, width).copy()
+    tables = np.zeros((len(num_blocks), width), np.int32)
     tables[np.arange(tables.shape[1]) < num_blocks[:, None]] = flat
     return tables

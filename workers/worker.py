@@ -11,11 +11,12 @@ import torch
 
 from airside.proto.channel import Link
 from airside.proto.messages import (
+    CloseGrammar,
     Heartbeat,
     KvSetup,
+    OpenGrammar,
     Shutdown,
     StepPlan,
-    StepResult,
     WorkerFailed,
     WorkerHello,
 )
@@ -38,18 +39,25 @@ class Worker:
         self._settings = settings
         self._link = link
         self._runner = runner
+        self._grammars = runner.grammars
         self._parent_pid = parent_pid
         self._process = psutil.Process()
         self._last_heartbeat_s = 0.0
 
     def run(self, load_s: float) -> None:
         """Serves until told to stop, or until the process that started this one is gone."""
+        if self._grammars is not None:
+            self._link.watch(self._grammars.wake_fd)
         self._say_hello(load_s)
         while os.getppid() == self._parent_pid:
             envelope = self._link.receive(timeout_ms=int(_HEARTBEAT_S * 1000))
             match None if envelope is None else envelope.message:
                 case StepPlan() as plan:
                     self._step(plan)
+                case OpenGrammar(seq_id, grammar, output_ids) if self._grammars is not None:
+                    self._grammars.open(seq_id, grammar, output_ids)
+                case CloseGrammar(seq_id) if self._grammars is not None:
+                    self._grammars.close(seq_id)
                 case KvSetup(num_blocks):
                     self._runner.allocate(num_blocks)
                     log.info("allocated num_blocks=%d", num_blocks)
@@ -60,6 +68,7 @@ class Worker:
                     pass
                 case other:
                     raise TypeError(f"a worker was sent {type(other).__name__}")
+            self._answer_for_grammars()
             self._show_life()
         log.warning("orphaned parent_pid=%d; nobody is left to serve, exiting", self._parent_pid)
 
@@ -68,7 +77,14 @@ class Worker:
         num_blocks = self._runner.count_kv_blocks()
         self._link.send(
             WorkerHello(
-                settings.rank, settings.world_size, settings.group, settings.node, os.getpid(), num_blocks, load_s
+                rank=settings.rank,
+                world_size=settings.world_size,
+                group=settings.group,
+                node=settings.node,
+                pid=os.getpid(),
+                num_blocks=num_blocks,
+                load_s=load_s,
+                num_state_slots=self._runner.num_state_slots,
             )
         )
         log.info(
@@ -76,10 +92,15 @@ class Worker:
         )
 
     def _step(self, plan: StepPlan) -> None:
-        started_s = time.perf_counter()
-        sampled = self._runner.execute(plan)
-        if sampled is not None:
-            self._link.send(StepResult(plan.step_id, sampled, time.perf_counter() - started_s))
+        result = self._runner.execute(plan)
+        if result is not None:
+            self._link.send(result)
+
+    def _answer_for_grammars(self) -> None:
+        """Says which are built, and which have failed: in the step just answered, too."""
+        if self._grammars is not None:
+            for answer in self._grammars.poll():
+                self._link.send(answer)
 
     def _show_life(self) -> None:
         """Between steps too, and on rank 0 beside its results: nothing else tells how much memory is in use."""

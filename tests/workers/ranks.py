@@ -48,13 +48,13 @@ class Ranks:
         self.send_all(KvSetup(num_blocks))
         return sorted(hellos, key=lambda hello: hello.rank)
 
-    def step(self, plan: StepPlan) -> bytes:
-        """Sends a plan to every rank; the tokens that rank 0 sampled."""
+    def step(self, plan: StepPlan) -> StepResult:
+        """Sends a plan to every rank; what rank 0 answers."""
         self.send_all(plan)
         peer, result = self.wait_for(StepResult)
         assert isinstance(result, StepResult)
         assert (peer, result.step_id) == ("worker-0", plan.step_id)
-        return result.sampled
+        return result
 
     def generate(self, tracks: list[Track], chunk: int, num_tokens: int) -> list[list[int]]:
         """Runs all tracks together until each has made `num_tokens`."""

@@ -159,9 +159,9 @@ def test_a_gguf_file_is_served(gguf_path: Path) -> None:
 
     runner = load_runner(worker_settings(str(gguf_path)), RankGroup(0, 1), PixelArena())
     runner.allocate(16)
-    sampled = runner.execute(plan_step(0, [Track(1, prompt, scattered_blocks(1, 16)[0])], [len(prompt)]))
-    assert sampled is not None
-    assert np.frombuffer(sampled, np.int32).tolist() == [expected]
+    result = runner.execute(plan_step(0, [Track(1, prompt, scattered_blocks(1, 16)[0])], [len(prompt)]))
+    assert result is not None
+    assert np.frombuffer(result.sampled, np.int32).tolist() == [expected]
 
 
 def test_a_rank_reads_its_rows_and_columns(gguf_path: Path) -> None:

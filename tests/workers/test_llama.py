@@ -115,4 +115,6 @@ def test_banned_tokens_are_never_made(llama_path: Path) -> None:
 def test_a_step_that_samples_nothing_answers_nothing(llama_path: Path) -> None:
     runner = runner_for(llama_path)
     tracks = tracks_for(PROMPTS[1:2])
-    assert runner.execute(plan_step(0, tracks, [16])) == b""
+    result = runner.execute(plan_step(0, tracks, [16]))
+    assert result is not None
+    assert result.sampled == b""

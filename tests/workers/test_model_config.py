@@ -13,9 +13,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from airside.workers.config_parsers import SUPPORTED_ARCHITECTURES
 from airside.workers.layers import inverse_frequencies
 from airside.workers.model_config import (
-    SUPPORTED_ARCHITECTURES,
     CheckpointError,
     TensorParallelSizeError,
     check_tensor_parallel_size,

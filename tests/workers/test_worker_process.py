@@ -14,16 +14,34 @@ from pathlib import Path
 
 import psutil
 import pytest
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
 
 from airside.proto.channel import Hub
-from airside.proto.messages import Heartbeat, StepResult, WorkerFailed
+from airside.proto.logprob_record import read_records
+from airside.proto.messages import (
+    CloseGrammar,
+    GrammarFailed,
+    GrammarReady,
+    Heartbeat,
+    OpenGrammar,
+    StepResult,
+    WorkerFailed,
+)
 from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from tests.workers.pictures import make_prompt, picture
 from tests.workers.ranks import PATIENCE_S, Ranks, start_ranks
-from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
+from tests.workers.step_plans import (
+    Track,
+    plan_step,
+    run_tracks,
+    run_tracks_ahead,
+    scattered_blocks,
+    worker_settings,
+)
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9]]
 NUM_TOKENS = 10
@@ -71,6 +89,53 @@ def test_ranks_make_the_tokens_of_one(
         made = ranks.generate(llama_tracks(), chunk=16, num_tokens=NUM_TOKENS)
         assert ranks.shut_down() == [0] * world_size
     assert made == alone(path, llama_tracks())
+
+
+def test_ranks_that_do_not_sample_are_told_what_a_placeholder_stands_for(llama_path: Path, run_folder: Path) -> None:
+    with start_ranks(llama_path, run_folder, 2) as ranks:
+        ranks.set_up(num_blocks=48)
+        made = run_tracks_ahead(ranks.step, llama_tracks(), 16, NUM_TOKENS)
+        assert ranks.shut_down() == [0, 0]
+    assert made == alone(llama_path, llama_tracks())
+
+
+def test_records_are_the_same_from_one_rank_and_two(llama_path: Path, run_folder: Path) -> None:
+    def track() -> Track:
+        return Track(1, list(PROMPTS[1]), scattered_blocks(1, 16)[0], logprobs=5, prompt_logprobs=2)
+
+    plan = plan_step(0, [track()], [len(PROMPTS[1])])
+    runner: ModelRunner = load_runner(worker_settings(str(llama_path)), RankGroup(0, 1), PixelArena())
+    runner.allocate(256)
+    expected = runner.execute(plan)
+    assert expected is not None
+    with start_ranks(llama_path, run_folder, 2) as ranks:
+        ranks.set_up(num_blocks=48)
+        result = ranks.step(plan)
+        assert ranks.shut_down() == [0, 0]
+    for data, other, count in (
+        (result.logprobs, expected.logprobs, 1),
+        (result.prompt_logprobs, expected.prompt_logprobs, len(PROMPTS[1]) - 1),
+    ):
+        for record, twin in zip(read_records(data, count), read_records(other, count), strict=True):
+            assert record.top_ids == twin.top_ids
+            assert record.logprob == pytest.approx(twin.logprob, abs=1e-4)
+
+
+def test_a_grammar_is_built_beside_the_steps_and_then_restricts(llama_path: Path, run_folder: Path) -> None:
+    track = Track(5, [40, 90, 200], scattered_blocks(1, 16)[0], structured=True)
+    with start_ranks(llama_path, run_folder, 2) as ranks:
+        ranks.set_up(num_blocks=16)
+        assert ranks.hub.send("worker-0", OpenGrammar(4, "{}", b""))
+        assert ranks.hub.send("worker-0", OpenGrammar(5, LLMatcher.grammar_from_regex("(yes|no)"), b""))
+        peer, failed = ranks.wait_for(GrammarFailed)
+        assert isinstance(failed, GrammarFailed)
+        assert (peer, failed.seq_id) == ("worker-0", 4)
+        assert ranks.wait_for(GrammarReady) == ("worker-0", GrammarReady(5))
+        run_tracks(ranks.step, [track], 512, 1)
+        assert ranks.hub.send("worker-0", CloseGrammar(5))
+        assert ranks.shut_down() == [0, 0]
+    tokenizer = Tokenizer.from_file(str(llama_path / "tokenizer.json"))
+    assert any(word.startswith(tokenizer.decode(track.made)) for word in ("yes", "no"))
 
 
 def test_two_ranks_see_the_same_pictures(idefics3_path: Path, run_folder: Path) -> None:

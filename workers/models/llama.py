@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from airside.workers import ops
+from airside.workers.engram import Engrams
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable
 from airside.workers.model_config import ModelConfig
@@ -51,6 +52,7 @@ class LlamaForCausalLM:
         self._layers = [
             LlamaLayer(weights, f"{at}layers.{layer_id}", config, group) for layer_id in range(config.num_layers)
         ]
+        self._engrams = Engrams(weights, f"{at}layers", config, group) if config.engram is not None else None
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
         head = self._embedding.weight
         if not config.tie_word_embeddings:
@@ -64,22 +66,31 @@ class LlamaForCausalLM:
     def encode_image(self, pixels: Mapping[str, Tensor]) -> Tensor:
         raise TypeError(f"a text model was given a picture with the tensors {sorted(pixels)}")
 
+    def allocate_states(self, num_slots: int, num_blocks: int, max_draft_tokens: int) -> None:
+        pass  # it has keys and values only
+
     def forward(self, hidden: Tensor, batch: StepBatch, cache: list[LayerCache]) -> Tensor:
-        # `hidden` is the residual stream; `x` what a block reads from it or adds to it next. A norm and the
-        # addition before it are one operator, so the norm that a layer starts with is called by the one before.
+        # `hidden` is the residual stream; `x` what a block reads from it or adds to it next. A norm and the addition
+        # before it are one operator.
         residual = hidden
-        x = ops.rms_norm(residual, self._layers[0].input_norm, self._eps)
-        next_norms = [layer.input_norm for layer in self._layers[1:]]
-        for layer, layer_cache, next_norm in zip(self._layers, cache, [*next_norms, None], strict=True):
+        x: Tensor | None = None
+        memories = {} if self._engrams is None else self._engrams.memories(batch)
+        for layer_id, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
+            if (memory := memories.get(layer_id)) is not None:
+                x = memory.recall(self._normed(x, residual, memory.norm))
+            x = self._normed(x, residual, layer.input_norm)
             x = layer.attention(x, batch, self._rotary, layer_cache)
-            x = ops.add_rms_norm(x, residual, layer.post_attention_norm, self._eps)
-            x = layer.mlp(x)
-            if next_norm is not None:
-                x = ops.add_rms_norm(x, residual, next_norm, self._eps)
-        wanted = batch.sampled_tokens
-        if wanted.numel() == 0:
+            x = layer.mlp(self._normed(x, residual, layer.post_attention_norm))
+        if batch.wanted.numel() == 0:
             return hidden[:0]
-        return ops.add_rms_norm(_rows(x, wanted), _rows(residual, wanted), self._norm, self._eps)
+        assert x is not None
+        return self._normed(_rows(x, batch.wanted), _rows(residual, batch.wanted), self._norm)
+
+    def _normed(self, x: Tensor | None, residual: Tensor, norm: Tensor) -> Tensor:
+        """Adds `x`, if any, into `residual`; the norm of the sum."""
+        if x is None:
+            return ops.rms_norm(residual, norm, self._eps)
+        return ops.add_rms_norm(x, residual, norm, self._eps)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self._head(hidden)

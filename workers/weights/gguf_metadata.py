@@ -65,6 +65,7 @@ def gguf_config(reader: GGUFReader, path: Path) -> ModelConfig:
         rope=_rope(reader, path, family),
         tie_word_embeddings="output.weight" not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         eos_token_ids=_eos_token_ids(reader),
         dtype=None,

@@ -1,0 +1,69 @@
+"""The engine core and a runner in one process, as the controller and rank 0 would have them over the bus."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from airside._core import Engine, EngineConfig, Request
+from airside.controller.plan_message import output_batch, plan_message
+from airside.controller.vision_ledger import VisionLedger
+from airside.proto.messages import StepPlan
+from airside.workers.model_runner import ModelRunner
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of some requests, by sequence id, and what the engine counted meanwhile."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_cached: int = 0
+
+
+def run_engine(runner: ModelRunner, config: EngineConfig, requests: list[Request]) -> Outcome:
+    """Runs text requests to their ends; with `async_scheduling` each step is planned before the last is executed."""
+    engine, outcome = Engine(config), Outcome()
+    for request in requests:
+        rejection = engine.add(request, 0.0)
+        assert rejection is None, rejection.detail
+    planned: deque[StepPlan] = deque()
+    while True:
+        while (plan := engine.schedule(0.0)) is not None:
+            planned.append(plan_message(plan, _NO_PICTURES))
+        if not planned:
+            break
+        result = runner.execute(planned.popleft())
+        assert result is not None
+        engine.apply(
+            result.step_id,
+            result.sampled,
+            0.0,
+            logprobs=result.logprobs,
+            prompt_logprobs=result.prompt_logprobs,
+            num_drafts=result.num_drafts,
+            draft_tokens=result.draft_tokens,
+            draft_confidences=result.draft_confidences,
+        )
+        engine.check()
+        _collect(engine, outcome)
+    stats = engine.stats()
+    outcome.num_steps, outcome.num_preemptions = stats.steps, stats.num_preemptions
+    outcome.num_drafted, outcome.num_accepted = stats.draft_tokens, stats.accepted_tokens
+    outcome.num_cached = stats.prefix_cache_hits
+    return outcome
+
+
+_NO_PICTURES = VisionLedger(attempts_max=1)
+
+
+def _collect(engine: Engine, outcome: Outcome) -> None:
+    for output in engine.take_outputs():
+        batch = output_batch(output)
+        for seq_id, tokens in batch.rows():
+            outcome.tokens.setdefault(seq_id, []).extend(tokens)
+        outcome.reasons |= {finish.seq_id: finish.reason for finish in batch.finished}

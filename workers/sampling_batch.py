@@ -1,0 +1,107 @@
+"""The sampling columns of a plan: one entry per sampled position, and the rows that these belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from airside.proto.messages import StepPlan
+from airside.workers.step_batch import Rows, column, last_of_each
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """One entry per flat position; dtypes as in `ops.sample`.
+
+    The bans of all positions are one list, so that they cost one operation: a model with pictures has some for each.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    banned_positions: Tensor  # [num_banned] int64: an entry of the columns above, and
+    banned_ids: Tensor  # [num_banned] int64: a token id that it must not get
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """A row of the plan that samples."""
+
+    seq_id: int
+    index: int  # among the rows that sample: its entry in the plan's columns
+    begin: int  # the flat position of its first sampled token
+    position: int  # the place of that token in the sequence's output
+    drafts: list[int]  # the tokens that follow it in the row; each is verified by the token sampled before it
+
+    @property
+    def end(self) -> int:
+        """The flat position after its last."""
+        return self.begin + 1 + len(self.drafts)
+
+
+def build_sampling_batch(plan: StepPlan, rows: Rows, device: torch.device) -> SamplingBatch:
+    """The sampling columns of a plan; a row with drafts has its values once per position."""
+    first_positions = column(plan.position, np.int64)
+    counts = rows.sampled[rows.sampled > 0]
+    has_drafts = int(rows.sampled.max()) > 1
+
+    def per_position(values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.repeat(values, counts) if has_drafts else values.copy()).to(device)
+
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    banned_positions, banned_ids = _flat_bans(plan.banned, device) if plan.banned else (nothing, nothing)
+    positions = last_of_each(first_positions + counts, counts) if has_drafts else first_positions.copy()
+    return SamplingBatch(
+        temperature=per_position(column(plan.temperature, np.float32)),
+        top_k=per_position(column(plan.top_k, np.int32)),
+        top_p=per_position(column(plan.top_p, np.float32)),
+        min_p=per_position(column(plan.min_p, np.float32)),
+        seed=per_position(column(plan.seed, np.int64)),
+        position=torch.from_numpy(positions).to(device),
+        banned_positions=banned_positions,
+        banned_ids=banned_ids,
+    )
+
+
+def _flat_bans(banned: dict[int, list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    flat = [(place, token_id) for place, token_ids in banned.items() for token_id in token_ids]
+    places, token_ids = torch.tensor(flat, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
+    return places, token_ids
+
+
+def list_sampled_rows(plan: StepPlan, rows: Rows) -> list[SampledRow]:
+    """The rows that sample, in the plan's order."""
+    sampling = (rows.sampled > 0).nonzero()[0]
+    counts = rows.sampled[sampling]
+    begins = (np.cumsum(counts) - counts).tolist()
+    positions = column(plan.position, np.int64).tolist()
+    return [
+        SampledRow(
+            seq_id=int(rows.seq_ids[row]),
+            index=index,
+            begin=begins[index],
+            position=positions[index],
+            drafts=rows.token_ids[rows.starts[row + 1] - counts[index] + 1 : rows.starts[row + 1]].tolist(),
+        )
+        for index, row in enumerate(sampling.tolist())
+    ]
+
+
+def tokens_that_count(sampled: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """The sampled tokens of a row up to and including the first that differs from the draft beside it.
+
+    Args:
+        sampled: one more than drafts. A token is compared with the draft at the position after it.
+    """
+    for index, (token, draft) in enumerate(zip(sampled, drafts, strict=False)):
+        if token != draft:
+            return list(sampled[: index + 1])
+    return list(sampled)
