@@ -89,7 +89,11 @@ class Control(pb_grpc.ControlServicer):
 
 def _gauges(gauges: msg.Gauges) -> pb.Gauges:
     """The public message. Names that it has no field for belong to a newer controller, and are left out."""
-    reply = pb.Gauges(requests_finished=gauges.requests_finished, bus_messages_refused=gauges.bus_messages_refused)
+    reply = pb.Gauges(
+        requests_finished=gauges.requests_finished,
+        bus_messages_refused=gauges.bus_messages_refused,
+        controller_phase_s=gauges.controller_phase_s,
+    )
     for name, value in gauges.gauges.items():
         field = _GAUGE_FIELDS.get(name)
         if field is not None:

@@ -35,6 +35,7 @@ from airside.proto.messages import (
     PeersQuery,
     ScaleVisionOutcome,
     Shutdown,
+    StopSequence,
 )
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ PROBE_S = 2.0
 SILENT_S = 6.0
 LOST_S = 60.0
 QUERY_TIMEOUT_S = 5.0
-ABORTS_OWED_MAX = 65_536
+ENDINGS_OWED_MAX = 65_536
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -75,7 +76,7 @@ class ControllerLink:
         self._query_ids = itertools.count(1)
         self._probe_ids = itertools.count(-1, -1)
         self._queries: dict[int, asyncio.Future[Message]] = {}
-        self._aborts_owed: deque[AbortSequence] = deque(maxlen=ABORTS_OWED_MAX)
+        self._endings_owed: deque[AbortSequence | StopSequence] = deque(maxlen=ENDINGS_OWED_MAX)
         self._state: EngineState | None = None
         self._heard_at = time.monotonic()
         self._lost = False
@@ -118,11 +119,17 @@ class ControllerLink:
 
     def abort(self, seq_id: int, cause: str) -> None:
         """Ends a sequence. Never fails: what cannot be sent now is sent with the next heartbeat."""
-        message = AbortSequence(seq_id, cause)
+        self._end(AbortSequence(seq_id, cause))
+
+    def stop(self, seq_id: int, num_tokens: int, detail: str) -> None:
+        """Ends a sequence at its own text, after so many output tokens. Never fails, as `abort`."""
+        self._end(StopSequence(seq_id, num_tokens, detail))
+
+    def _end(self, message: AbortSequence | StopSequence) -> None:
         try:
             self.send(message)
         except ControllerSilent:
-            self._aborts_owed.append(message)
+            self._endings_owed.append(message)
 
     async def query(self, kind: Callable[[int], Message], reply: type[Reply]) -> Reply:
         """Asks the controller. `kind` makes the message from the query's id.
@@ -182,9 +189,9 @@ class ControllerLink:
         self.send(self._hello)
 
     def _beat(self) -> None:
-        while self._aborts_owed:
-            self.send(self._aborts_owed[0])
-            self._aborts_owed.popleft()
+        while self._endings_owed:
+            self.send(self._endings_owed[0])
+            self._endings_owed.popleft()
         self.send(Heartbeat(self._process.memory_info().rss))
 
     def _watch(self) -> None:

@@ -9,6 +9,7 @@ Their byte tokens `<0xE4>` go through the incremental decoder as well.
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 _CONTEXT_TOKENS = 4  # one would do for all decoders seen so far, as long as it reads as something
+
+_SPELLED_MAX = 16_384  # tokens whose bytes are remembered where finding them takes the tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -46,8 +49,9 @@ class Vocabulary:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self._bytes: list[bytes] | None = None
         self._byte_tokens: dict[int, bytes] = {}
+        self._spelled = functools.lru_cache(_SPELLED_MAX)(self._spell)
         if kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
-            self._bytes = _byte_table(vocabulary, self._silent)
+            self._bytes = _byte_table(vocabulary)
         elif "ByteFallback" in kinds:
             found = ((token_id, _BYTE_TOKEN.fullmatch(token)) for token, token_id in vocabulary.items())
             self._byte_tokens = {token_id: bytes.fromhex(match[1]) for token_id, match in found if match}
@@ -55,19 +59,46 @@ class Vocabulary:
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one sequence."""
         if self._bytes is not None:
-            return _ByteLevel(self._bytes)
+            return _ByteLevel(self._bytes, self._silent)
         return _Windowed(self._tokenizer, self._byte_tokens, self._silent)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for inside a text; of a special token, its name. Empty for an id that has none."""
+        if self._bytes is not None:
+            return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        return self._byte_tokens.get(token_id) or self._spelled(token_id)
+
+    def _spell(self, token_id: int) -> bytes:
+        # After another token, since the first one of a text may lose its space.
+        after: str = self._tokenizer.decode([self._anchor, token_id], skip_special_tokens=False)
+        return after.removeprefix(self._anchor_text).encode()
+
+    @functools.cached_property
+    def _anchor(self) -> int:
+        """A token that reads as something, whatever comes after it."""
+        return next(
+            (i for i in range(self._tokenizer.get_vocab_size()) if i not in self._byte_tokens and self._reads(i)), 0
+        )
+
+    @functools.cached_property
+    def _anchor_text(self) -> str:
+        text: str = self._tokenizer.decode([self._anchor], skip_special_tokens=False)
+        return text
+
+    def _reads(self, token_id: int) -> bool:
+        return token_id not in self._silent and bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
 
 class _ByteLevel:
-    def __init__(self, table: Sequence[bytes]) -> None:
+    def __init__(self, table: Sequence[bytes], silent: frozenset[int]) -> None:
         self._table = table
+        self._silent = silent
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         # An id past the table is a row of the embedding that the tokenizer has no name for: it has no text.
-        table, size = self._table, len(self._table)
-        return self._utf8.decode(b"".join([table[i] for i in token_ids if 0 <= i < size]))
+        table, size, silent = self._table, len(self._table), self._silent
+        return self._utf8.decode(b"".join([table[i] for i in token_ids if 0 <= i < size and i not in silent]))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -90,7 +121,8 @@ class _Windowed:
 
     def _push_one(self, token_id: int) -> str:
         byte = self._byte_tokens.get(token_id)
-        if byte is not None:
+        # A space at the very beginning may be lost, also one that is spelled as a byte.
+        if byte is not None and not (byte == b" " and not self._context):
             self._remember(token_id)
             return self._utf8.decode(byte)
         before = self._decode(self._context)
@@ -114,14 +146,13 @@ def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
     return [part["type"] for part in parts]
 
 
-def _byte_table(vocabulary: dict[str, int], silent: frozenset[int]) -> list[bytes]:
+def _byte_table(vocabulary: dict[str, int]) -> list[bytes]:
     """Bytes by id. A token that is not spelled in the byte alphabet (an added one) stands for its own UTF-8."""
     byte_of = {char: byte for byte, char in _byte_alphabet().items()}
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
-        if token_id not in silent:
-            spelled = [byte_of.get(char, -1) for char in token]
-            table[token_id] = token.encode() if -1 in spelled else bytes(spelled)
+        spelled = [byte_of.get(char, -1) for char in token]
+        table[token_id] = token.encode() if -1 in spelled else bytes(spelled)
     return table
 
 

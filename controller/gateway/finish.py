@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import grpc
 
 from airside.controller.gateway.errors import RETRY_AFTER_S, RequestError, unavailable
@@ -23,6 +25,9 @@ _REJECTIONS: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
 _OUR_FAULT = (": internal: ", ": the vision worker ")
 """How details of `vision_failed` go on after the image's number when the image is not to blame."""
 
+_GRAMMAR_AT_FAULT = ("no token continues the grammar", "the grammar allows nothing", "TooComplex")
+"""In details of `structured_output_failed` where the grammar was built, but cannot go on from the output so far."""
+
 
 def rejection_error(rejected: Rejected) -> RequestError:
     """The status for a sequence that never entered the queue."""
@@ -30,19 +35,39 @@ def rejection_error(rejected: Rejected) -> RequestError:
     return RequestError(code, rejected.detail, field, retry_after_s)
 
 
-def finished_event(row: FinishedRow) -> pb.GenerateEvent:
-    """The one `finished` event."""
+def finished_event(row: FinishedRow, index: int, stop_match: str = "") -> pb.GenerateEvent:
+    """The one `finished` event of continuation `index`. `stop_match`: the stop string that ended it, if one did."""
     usage = pb.Usage(
-        prompt_tokens=row.prompt_tokens, image_tokens=row.image_tokens, completion_tokens=row.completion_tokens
+        prompt_tokens=row.prompt_tokens,
+        image_tokens=row.image_tokens,
+        completion_tokens=row.completion_tokens,
+        cached_tokens=row.cached_tokens,
+        draft_tokens=row.draft_tokens,
+        accepted_tokens=row.accepted_tokens,
     )
     timings = pb.Timings(
         queued_s=row.queued_s,
         time_to_first_token_s=row.time_to_first_token_s,
         decode_s=row.decode_s,
         preemptions=row.preemptions,
+        vision_wait_s=row.vision_wait_s,
+        prefill_s=row.prefill_s,
+        preempted_s=row.preempted_s,
     )
-    finished = pb.Finished(reason=row.reason, detail=row.detail, usage=usage, timings=timings)
+    finished = pb.Finished(
+        reason=row.reason, detail=row.detail, usage=usage, timings=timings, index=index, stop_match=stop_match
+    )
     return pb.GenerateEvent(finished=finished)
+
+
+def stopped_row(row: FinishedRow, stop_match: str, num_tokens: int) -> FinishedRow:
+    """The end of a sequence whose text a stop string ended, whatever the engine says: it may have gone on for a bit."""
+    return dataclasses.replace(row, reason="stop", detail=stop_detail(stop_match), completion_tokens=num_tokens)
+
+
+def stop_detail(stop_match: str) -> str:
+    """What happened, in words."""
+    return f"stop string {stop_match!r}"
 
 
 def finish_error(row: FinishedRow) -> RequestError | None:
@@ -59,6 +84,8 @@ def finish_error(row: FinishedRow) -> RequestError | None:
             return RequestError(_Code.RESOURCE_EXHAUSTED, detail, retry_after_s=RETRY_AFTER_S)
         case "vision_failed":
             return _vision_error(detail)
+        case "structured_output_failed":
+            return _structure_error(detail)
         case _:
             return RequestError(_Code.INTERNAL, f"{row.reason}: {detail}")
 
@@ -98,3 +125,14 @@ def _vision_error(detail: str) -> RequestError:
     if any(mark in detail for mark in _OUR_FAULT):
         return RequestError(_Code.INTERNAL, detail)
     return RequestError(_Code.INVALID_ARGUMENT, detail, "images")
+
+
+def _structure_error(detail: str) -> RequestError:
+    """The grammar was checked before the request was accepted, so a build that fails is the server's fault.
+
+    One that allows no token where the output has got to, or grows beyond all limits there, is what was asked for: in
+    itself, or together with `min_tokens`, `allowed_token_ids`, or a vocabulary without the tokens that it needs.
+    """
+    if any(mark in detail for mark in _GRAMMAR_AT_FAULT):
+        return RequestError(_Code.FAILED_PRECONDITION, detail, "structure")
+    return RequestError(_Code.INTERNAL, detail)

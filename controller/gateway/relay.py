@@ -1,12 +1,13 @@
-"""From the news about one sequence to the events of one call."""
+"""From the news about a call's sequences to the events of the call."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from airside.controller.gateway.detokenizer import Detokenizer
-from airside.controller.gateway.finish import finish_error, finished_event, lost_error, lost_row, rejection_error
-from airside.controller.gateway.streams import Lost, News, Stream, Tokens
+from airside.controller.gateway.continuation import Continuation
+from airside.controller.gateway.errors import RequestError
+from airside.controller.gateway.finish import lost_error, rejection_error
+from airside.controller.gateway.streams import Inbox, Lost, News, PromptRecords, Tokens
 from airside.proto import airside_pb2 as pb
 from airside.proto.messages import Accepted, FinishedRow, ImageReady, Rejected
 
@@ -14,71 +15,81 @@ Write = Callable[[pb.GenerateEvent], Awaitable[None]]
 
 
 class Relay:
-    """Writes one `accepted`, an `image_ready` per image, `delta`s, and one `finished`.
+    """Writes one `accepted`, an `image_ready` per image, `delta`s, and one `finished` per continuation.
 
     Args:
         accepted: the event's values, but for the place in the queue, which is the controller's to say.
-        detokenizer: a fresh one.
+        continuations: one per sequence of the call.
         write: sends an event to the client; waits while the client does not read.
     """
 
-    def __init__(self, accepted: pb.Accepted, detokenizer: Detokenizer, write: Write) -> None:
+    def __init__(self, accepted: pb.Accepted, continuations: Sequence[Continuation], write: Write) -> None:
         self._accepted = accepted
-        self._detokenizer = detokenizer
+        self._continuations = continuations
         self._write = write
-        self._was_accepted = False
-        self._num_tokens = 0
-        self.ended = False
-        """Whether the controller has nothing more to say about the sequence."""
+        self._unfinished = set(range(len(continuations)))
+        self._error: RequestError | None = None  # of the first end that has one
+        self.unended = set(self._unfinished)
+        """The continuations of which the controller may still have the sequence."""
 
-    async def run(self, stream: Stream) -> None:
-        """Relays until the end.
+    async def run(self, inbox: Inbox) -> None:
+        """Relays until the last end.
 
         Raises:
-            RequestError: the sequence was rejected, or its end is one that has a status.
+            RequestError: a sequence was rejected, or the first end that has a status.
         """
-        while not self.ended:
-            for news in await stream.take():
-                await self._pass_on(news)
+        await self._accept(await inbox.take_answers())
+        while self._unfinished:
+            for index, news in await inbox.take():
+                await self._pass_on(index, news)
+        if self._error is not None:
+            raise self._error
 
-    async def _pass_on(self, news: News) -> None:
+    async def _accept(self, answers: Sequence[News]) -> None:
+        """All sequences were accepted, or the call fails."""
+        rejected = {index: news for index, news in enumerate(answers) if isinstance(news, Rejected)}
+        self.unended -= rejected.keys()
+        for news in rejected.values():
+            raise rejection_error(news)
+        for answer in answers:
+            if isinstance(answer, Lost):
+                raise lost_error(answer.detail)
+        first = answers[0]
+        assert isinstance(first, Accepted)
+        self._accepted.queue_position = first.queue_position
+        await self._write(pb.GenerateEvent(accepted=self._accepted))
+
+    async def _pass_on(self, index: int, news: News) -> None:
+        continuation = self._continuations[index]
         match news:
             case Tokens():
-                self._num_tokens += len(news.ids)
-                await self._write_delta(news.ids, self._detokenizer.push(news.ids))
-            case Accepted():
-                self._was_accepted = True
-                self._accepted.queue_position = news.queue_position
-                await self._write(pb.GenerateEvent(accepted=self._accepted))
+                await self._write_all(continuation.tokens(news))
+            case PromptRecords():
+                await self._write_all(continuation.prompt_records(news.records))
             case ImageReady():
-                event = pb.ImageReady(index=news.image_index, tokens=news.num_tokens, process_s=news.process_s)
-                await self._write(pb.GenerateEvent(image_ready=event))
+                if index == 0:
+                    await self._write(_image_ready(news))
+                await self._write_all(continuation.image_ready(news))
             case FinishedRow():
-                await self._finish(news)
-            case Rejected():
-                self.ended = True
-                raise rejection_error(news)
+                self.unended.discard(index)
+                await self._finish(index, *continuation.finish(news))
             case Lost():
-                await self._lose(news.detail)
+                # The controller may still have the sequence, so it counts as not ended: it is to be aborted.
+                await self._finish(index, *continuation.lose(news.detail))
+            case Accepted() | Rejected():
+                raise AssertionError(f"{news} came twice")
 
-    async def _finish(self, row: FinishedRow) -> None:
-        self.ended = True
-        await self._write_rest(row)
-        error = finish_error(row)
-        if error is not None:
-            raise error
+    async def _finish(self, index: int, events: Iterable[pb.GenerateEvent], error: RequestError | None) -> None:
+        self._unfinished.discard(index)
+        self._error = self._error or error
+        await self._write_all(events)
 
-    async def _lose(self, detail: str) -> None:
-        """The controller may still have the sequence, so it counts as not ended: it is to be aborted."""
-        if self._was_accepted:
-            await self._write_rest(lost_row(detail, self._accepted.prompt_tokens, self._num_tokens))
-        raise lost_error(detail)
+    async def _write_all(self, events: Iterable[pb.GenerateEvent]) -> None:
+        for event in events:
+            await self._write(event)
 
-    async def _write_rest(self, row: FinishedRow) -> None:
-        text = self._detokenizer.flush()
-        if text:
-            await self._write_delta([], text)
-        await self._write(finished_event(row))
 
-    async def _write_delta(self, token_ids: list[int], text: str) -> None:
-        await self._write(pb.GenerateEvent(delta=pb.Delta(token_ids=token_ids, text=text)))
+def _image_ready(news: ImageReady) -> pb.GenerateEvent:
+    return pb.GenerateEvent(
+        image_ready=pb.ImageReady(index=news.image_index, tokens=news.num_tokens, process_s=news.process_s)
+    )

@@ -6,22 +6,25 @@ field, the limit, the actual value and the remedy. Order: cheap ones first, toke
 
 from __future__ import annotations
 
-import math
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airside.controller.gateway.errors import invalid
 from airside.controller.gateway.generation_defaults import GenerationDefaults
 from airside.proto import airside_pb2 as pb
 
-REQUEST_ID_BYTES_MAX = 256
+LABEL_BYTES_MAX = 256
 STOP_TOKENS_MAX = 64
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
 TEMPERATURE_MAX = 100.0
-ROLES = ("system", "user", "assistant")
-
-_SHOWN_CHARS = 40
+REPETITION_PENALTY_MAX = 10.0
+PENALTY_MAX = 2.0
+BIAS_MAX = 100.0
+BIASES_MAX = 1024
+ALLOWED_TOKENS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,18 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingValues:
-    """Every sampling value decided."""
+    """Every sampling value decided. Fields as in `messages.AddRequest`."""
 
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int]  # empty: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +60,53 @@ class StopValues:
     max_tokens: int | None
     min_tokens: int
     token_ids: list[int]
+    strings: list[str]
+    include_stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobValues:
+    """How many alternatives come with each token's log-probability; -1: none at all. Fields as in AddRequest."""
+
+    logprobs: int
+    prompt_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftValues:
+    """What is guessed and verified. Fields as in `messages.AddRequest`, but for the tokens, which are a list here."""
+
+    drafts_max: int | None
+    golden_tokens: list[int]
+    golden_mode: str
+    golden_acceptance: float
 
 
 def check_request_id(request_id: str) -> str:
     """The id as given, or a fresh one."""
-    if not request_id:
-        return uuid.uuid4().hex
-    size = len(request_id.encode())
-    if size > REQUEST_ID_BYTES_MAX:
-        raise invalid("request_id", f"has {size} bytes, at most {REQUEST_ID_BYTES_MAX} are allowed; use a shorter one")
-    if not request_id.isprintable():
-        bad = next(char for char in request_id if not char.isprintable())
-        raise invalid("request_id", f"holds the unprintable character U+{ord(bad):04X}; use printable ones only")
-    return request_id
+    return check_label("request_id", request_id) or uuid.uuid4().hex
 
 
-def check_sampling(sampling: pb.Sampling, defaults: GenerationDefaults) -> SamplingValues:
+def check_label(field: str, label: str) -> str:
+    """A name that the client chose, as given: printable and short."""
+    size = len(label.encode())
+    if size > LABEL_BYTES_MAX:
+        raise invalid(field, f"has {size} bytes, at most {LABEL_BYTES_MAX} are allowed; use a shorter one")
+    if not label.isprintable():
+        bad = next(char for char in label if not char.isprintable())
+        raise invalid(field, f"holds the unprintable character U+{ord(bad):04X}; use printable ones only")
+    return label
+
+
+def check_num_sequences(message: pb.GenerateRequest | pb.ChatRequest, sequences_max: int) -> int:
+    """How many continuations are asked for."""
+    n = message.n if message.HasField("n") else 1
+    if not 1 <= n <= sequences_max:
+        raise invalid("n", f"is {n}, but must be in [1, {sequences_max}]; send several requests for more")
+    return n
+
+
+def check_sampling(sampling: pb.Sampling, defaults: GenerationDefaults, vocab_size: int) -> SamplingValues:
     """Sampling values with the checkpoint's defaults and a seed filled in."""
     temperature = sampling.temperature if sampling.HasField("temperature") else defaults.temperature
     if not 0.0 <= temperature <= TEMPERATURE_MAX:  # false for NaN too
@@ -83,13 +122,68 @@ def check_sampling(sampling: pb.Sampling, defaults: GenerationDefaults) -> Sampl
     min_p = sampling.min_p if sampling.HasField("min_p") else defaults.min_p
     if not 0.0 <= min_p <= 1.0:
         raise invalid("sampling.min_p", f"is {min_p:g}, but must be in [0, 1]; 0 keeps all tokens")
-    assert math.isfinite(temperature)
-    seed = sampling.seed if sampling.HasField("seed") else secrets.randbits(63)
-    return SamplingValues(temperature, top_k, top_p, min_p, seed)
+    return SamplingValues(
+        temperature=temperature,
+        top_k=top_k if top_k < vocab_size else 0,  # all of them
+        top_p=top_p,
+        min_p=min_p,
+        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
+        repetition_penalty=_check_repetition_penalty(sampling),
+        presence_penalty=_check_penalty("sampling.presence_penalty", sampling.presence_penalty),
+        frequency_penalty=_check_penalty("sampling.frequency_penalty", sampling.frequency_penalty),
+        logit_bias=_check_logit_bias(sampling.logit_bias, vocab_size),
+        allowed_token_ids=_check_allowed(sampling.allowed_token_ids, vocab_size),
+    )
 
 
-def check_stop(stop: pb.Stop, end_ids: Sequence[int], vocab_size: int, max_model_len: int) -> StopValues:
-    """When to end: the request's own tokens, and the model's unless they are to be ignored."""
+def _check_repetition_penalty(sampling: pb.Sampling) -> float:
+    penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    if not 0.0 < penalty <= REPETITION_PENALTY_MAX:
+        raise invalid(
+            "sampling.repetition_penalty",
+            f"is {penalty:g}, but must be in (0, {REPETITION_PENALTY_MAX:g}]; 1 is no penalty",
+        )
+    return penalty
+
+
+def _check_penalty(field: str, penalty: float) -> float:
+    if not -PENALTY_MAX <= penalty <= PENALTY_MAX:
+        raise invalid(field, f"is {penalty:g}, but must be in [-{PENALTY_MAX:g}, {PENALTY_MAX:g}]; 0 is no penalty")
+    return penalty
+
+
+def _check_logit_bias(logit_bias: Mapping[int, float], vocab_size: int) -> dict[int, float]:
+    field = "sampling.logit_bias"
+    if len(logit_bias) > BIASES_MAX:
+        raise invalid(field, f"has {len(logit_bias)} entries, at most {BIASES_MAX} are allowed; leave some out")
+    for token_id, bias in logit_bias.items():
+        _check_token_id(f"{field}[{token_id}]", token_id, vocab_size)
+        if not -BIAS_MAX <= bias <= BIAS_MAX:
+            raise invalid(
+                f"{field}[{token_id}]",
+                f"is {bias:g}, but must be in [-{BIAS_MAX:g}, {BIAS_MAX:g}]; allowed_token_ids can exclude tokens",
+            )
+    return dict(logit_bias)
+
+
+def _check_allowed(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    field = "sampling.allowed_token_ids"
+    if len(token_ids) > ALLOWED_TOKENS_MAX:
+        raise invalid(
+            field,
+            f"has {len(token_ids)} ids, at most {ALLOWED_TOKENS_MAX} are allowed; a structure can restrict more freely",
+        )
+    check_in_vocabulary(field, token_ids, vocab_size)
+    return sorted(set(token_ids))
+
+
+def check_stop(
+    stop: pb.Stop, end_ids: Sequence[int], vocab_size: int, max_model_len: int, is_structured: bool = False
+) -> StopValues:
+    """When to end: the request's own tokens, and the model's unless they are to be ignored.
+
+    A structured text ends by them in any case: once its grammar is through, nothing else may come.
+    """
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None and max_tokens < 1:
         raise invalid("stop.max_tokens", f"is {max_tokens}, but must be at least 1; leave it out for no limit")
@@ -102,15 +196,82 @@ def check_stop(stop: pb.Stop, end_ids: Sequence[int], vocab_size: int, max_model
     if len(stop.token_ids) > STOP_TOKENS_MAX:
         raise invalid("stop.token_ids", f"has {len(stop.token_ids)} ids, at most {STOP_TOKENS_MAX} are allowed")
     check_in_vocabulary("stop.token_ids", stop.token_ids, vocab_size)
-    chosen = {*stop.token_ids} if stop.ignore_eos else {*stop.token_ids, *end_ids}
-    return StopValues(max_tokens, stop.min_tokens, sorted(chosen))
+    keeps_ends = is_structured or not stop.ignore_eos
+    chosen = {*stop.token_ids, *end_ids} if keeps_ends else {*stop.token_ids}
+    strings = _check_stop_strings(stop.strings)
+    return StopValues(max_tokens, stop.min_tokens, sorted(chosen), strings, stop.include_stop)
+
+
+def _check_stop_strings(strings: Sequence[str]) -> list[str]:
+    field = "stop.strings"
+    if len(strings) > STOP_STRINGS_MAX:
+        raise invalid(field, f"has {len(strings)} texts, at most {STOP_STRINGS_MAX} are allowed; leave some out")
+    for i, text in enumerate(strings):
+        if not text:
+            raise invalid(f"{field}[{i}]", "is empty; send a text of at least one character, or leave it out")
+        if len(text) > STOP_STRING_CHARS_MAX:
+            raise invalid(
+                f"{field}[{i}]",
+                f"has {len(text)} characters, at most {STOP_STRING_CHARS_MAX} are allowed; a beginning of it will do",
+            )
+    return list(strings)
+
+
+def check_logprobs(output: pb.Output, logprobs_max: int) -> LogprobValues:
+    """Which log-probabilities are asked for."""
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted: int = getattr(output, name)
+        if not 0 <= wanted <= logprobs_max:
+            raise invalid(
+                f"output.{name}",
+                f"is {wanted}, but must be in [0, {logprobs_max}]; it is how many alternatives come with each token",
+            )
+    return LogprobValues(
+        output.logprobs if output.HasField("logprobs") else -1,
+        output.prompt_logprobs if output.HasField("prompt_logprobs") else -1,
+    )
+
+
+def check_drafts(drafts: pb.Drafts, vocab_size: int, max_model_len: int, is_structured: bool) -> DraftValues:
+    """Draft tokens and golden tokens."""
+    if drafts.max_tokens < 0:
+        raise invalid("drafts.max_tokens", f"is {drafts.max_tokens}, but must be at least 0; 0 is no drafts")
+    acceptance = drafts.golden_acceptance if drafts.HasField("golden_acceptance") else 1.0
+    if not 0.0 <= acceptance <= 1.0:
+        raise invalid("drafts.golden_acceptance", f"is {acceptance:g}, but must be in [0, 1]; 1 spoils no draft")
+    golden = list(drafts.golden.ids)
+    if drafts.HasField("golden"):
+        check_in_vocabulary("drafts.golden.ids", golden, vocab_size)
+        check_length("drafts.golden.ids", len(golden), max_model_len)
+    elif drafts.force_golden or drafts.HasField("golden_acceptance"):
+        field = "drafts.force_golden" if drafts.force_golden else "drafts.golden_acceptance"
+        raise invalid(field, "needs golden tokens; send drafts.golden too, or leave this out")
+    if drafts.force_golden and is_structured:
+        raise invalid("drafts.force_golden", "contradicts the structure, which may not allow them; leave one out")
+    mode = "" if not golden else "force" if drafts.force_golden else "draft"
+    return DraftValues(drafts.max_tokens if drafts.HasField("max_tokens") else None, golden, mode, acceptance)
+
+
+def check_golden_fits(num_golden: int, num_prompt: int, max_model_len: int) -> None:
+    """Tokens that are to be the output have room behind the prompt."""
+    if num_prompt + num_golden > max_model_len:
+        raise invalid(
+            "drafts.golden.ids",
+            f"has {num_golden} tokens to force after a prompt of {num_prompt}, but the context holds {max_model_len}; "
+            "shorten one of them",
+        )
+
+
+def _check_token_id(field: str, token_id: int, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise invalid(field, f"is {token_id}, but this model's token ids are in [0, {vocab_size})")
 
 
 def check_in_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Every id is in [0, vocab_size)."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        index, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
-        raise invalid(f"{field}[{index}]", f"is {token_id}, but this model's token ids are in [0, {vocab_size})")
+        for index, token_id in enumerate(token_ids):
+            _check_token_id(f"{field}[{index}]", token_id, vocab_size)
 
 
 def check_images(images: Sequence[pb.Image], fields: Sequence[str], limits: ImageLimits) -> list[bytes]:
@@ -166,52 +327,3 @@ def check_length(field: str, num_tokens: int, max_model_len: int) -> None:
             field,
             f"has {num_tokens} tokens, but the context holds {max_model_len}, at least one of them new; shorten it",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedChat:
-    """Messages as chat templates take them; images in order, and where each was in the request."""
-
-    messages: list[dict[str, object]]
-    images: list[pb.Image]
-    fields: list[str]
-
-
-def check_chat(messages: Sequence[pb.ChatMessage], limits: ImageLimits) -> CheckedChat:
-    """The messages of a chat.
-
-    A text that spells the image mark is refused: the template's output is tokenized as one text, so it would stand for
-    a picture that its writer did not send.
-    """
-    if not messages:
-        raise invalid("messages", "is empty; send at least one message")
-    chat = CheckedChat([], [], [])
-    for i, message in enumerate(messages):
-        if message.role not in ROLES:
-            raise invalid(
-                f"messages[{i}].role", f"is {message.role[:_SHOWN_CHARS]!r}, but must be one of {', '.join(ROLES)}"
-            )
-        if not message.parts:
-            raise invalid(f"messages[{i}].parts", "is empty; send at least one part")
-        parts = [_check_part(part, f"messages[{i}].parts[{j}]", limits, chat) for j, part in enumerate(message.parts)]
-        # Templates of image models go through a list of parts, those of text models take one text.
-        plain = limits.mark_id is None
-        content: object = "".join(part.get("text", "") for part in parts) if plain else parts
-        chat.messages.append({"role": message.role, "content": content})
-    return chat
-
-
-def _check_part(part: pb.Part, field: str, limits: ImageLimits, chat: CheckedChat) -> dict[str, str]:
-    match part.WhichOneof("part"):
-        case "text":
-            if limits.mark and limits.mark in part.text:
-                raise invalid(
-                    f"{field}.text", f"spells {limits.mark}, which marks an image; send images as parts of their own"
-                )
-            return {"type": "text", "text": part.text}
-        case "image":
-            chat.images.append(part.image)
-            chat.fields.append(f"{field}.image")
-            return {"type": "image"}
-        case _:
-            raise invalid(field, "is empty; send a text or an image")

@@ -19,6 +19,7 @@ from airside.controller.gateway.control import Control
 from airside.controller.gateway.controller_link import ControllerLink
 from airside.controller.gateway.decoding import TolerantDecoding
 from airside.controller.gateway.errors import AddressBusy, ModelFilesError
+from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.inference import Inference
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
@@ -53,13 +54,14 @@ class Gateway:
         self._settings = settings
         self._bus = AsyncLink(settings.endpoint, settings.name)
         self.link = ControllerLink(self._bus, GatewayHello(settings.node, os.getpid()))
+        self._grammars = GrammarChecker(settings, model)
         self._health = _health.aio.HealthServicer()
         self._server = grpc.aio.server(
             interceptors=(TolerantDecoding(pb.DESCRIPTOR.package),),
             options=_options(settings),
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        pb_grpc.add_InferenceServicer_to_server(Inference(settings, model, self.link), self._server)
+        pb_grpc.add_InferenceServicer_to_server(Inference(settings, model, self.link, self._grammars), self._server)
         pb_grpc.add_ControlServicer_to_server(Control(settings, model, self.link), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
@@ -75,7 +77,7 @@ class Gateway:
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            self._bus.close()
+            self._close()
             raise AddressBusy(f"cannot listen on {address}: {error}; is another server running there?") from error
         await self._server.start()
         log.info("listening address=%s:%d model=%s", host, self.port, self._settings.served_name)
@@ -84,7 +86,11 @@ class Gateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Leaves the bus."""
+        """Leaves the bus, and ends the process that checks grammars."""
+        self._close()
+
+    def _close(self) -> None:
+        self._grammars.close()
         self._bus.close()
 
     async def serve(self, stop: asyncio.Event) -> None:

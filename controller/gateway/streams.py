@@ -1,16 +1,19 @@
 """Where the controller's news about a sequence waits for the call that reads it.
 
 One `Stream` per live sequence. Its buffer is bounded: it never holds more than `TOKENS_MAX` tokens that the client has
-not taken; new tokens join the ones that wait, so their number is the only thing that grows. A stream that would
-overflow takes no more tokens and its sequence is aborted: the client gets what was buffered, then the end.
+not taken; new tokens join the ones that wait, with their log-probabilities, so their number is the only thing that
+grows. A stream that would overflow takes no more tokens and its sequence is aborted: the client gets what was buffered,
+then the end. Log-probabilities of the prompt are at most one record for each of its tokens, once.
 
-    controller ── OutputBatch ──> Streams.dispatch ──> Stream (≤ TOKENS_MAX) ──> call ──> gRPC flow control ──> client
+    controller ── OutputBatch ──> Streams.dispatch ──> Stream (≤ TOKENS_MAX) ──> Inbox ──> call ──> gRPC ──> client
+
+A call reads the streams of all its sequences through one `Inbox`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from airside.proto.messages import Accepted, FinishedRow, ImageReady, Message, OutputBatch, Rejected
@@ -24,6 +27,15 @@ class Tokens:
     """Consecutive new tokens of a sequence."""
 
     ids: list[int] = field(default_factory=list)
+    logprobs: bytearray = field(default_factory=bytearray)  # records, one per token, where they were asked for
+    step_tokens: int = 0  # tokens computed for all sequences in the step that made the last of these
+
+
+@dataclass(slots=True)
+class PromptRecords:
+    """Log-probability records of consecutive tokens of the prompt."""
+
+    records: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +45,29 @@ class Lost:
     detail: str
 
 
-News = Accepted | Rejected | ImageReady | Tokens | FinishedRow | Lost
+News = Accepted | Rejected | ImageReady | Tokens | PromptRecords | FinishedRow | Lost
 
 
 _END = (Rejected, FinishedRow, Lost)
 
 
 class Stream:
-    """News of one sequence, in order, up to its one end: what comes after that is dropped. One reader."""
+    """News of one sequence, in order, up to its one end: what comes after that is dropped.
 
-    def __init__(self, seq_id: int) -> None:
-        self.seq_id = seq_id
+    Args:
+        arrived: set whenever there is news.
+    """
+
+    def __init__(self, arrived: asyncio.Event) -> None:
         self.overflowed = False
         self._has_end = False  # the end is among the news, or was taken
         self._news: list[News] = []
-        self._arrived = asyncio.Event()
+        self._arrived = arrived
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to take."""
+        return bool(self._news)
 
     def put(self, news: News) -> None:
         """Appends news other than tokens: at most one per image, and two more, in a sequence's life."""
@@ -57,31 +77,61 @@ class Stream:
         self._news.append(news)
         self._arrived.set()
 
-    def put_tokens(self, ids: list[int]) -> bool:
+    def put_tokens(self, ids: list[int], logprobs: bytes = b"", step_tokens: int = 0) -> bool:
         """Appends tokens. False, once: the reader is too far behind and the stream takes no more of them."""
-        if self.overflowed or self._has_end:
+        if self.overflowed or self._has_end or not ids:
             return True
-        waiting = self._waiting_tokens()
+        last = self._news[-1] if self._news else None
+        waiting = last if isinstance(last, Tokens) else Tokens()
         if len(waiting.ids) + len(ids) > TOKENS_MAX:
             self.overflowed = True
             return False
         waiting.ids.extend(ids)
-        self._arrived.set()
+        waiting.logprobs.extend(logprobs)
+        waiting.step_tokens = step_tokens
+        if waiting is not last:
+            self.put(waiting)
         return True
 
-    async def take(self) -> list[News]:
-        """Waits for news and takes all there is."""
-        await self._arrived.wait()
-        self._arrived.clear()
+    def put_prompt_records(self, records: bytes) -> None:
+        """Appends log-probabilities of the prompt."""
+        last = self._news[-1] if self._news else None
+        if isinstance(last, PromptRecords):
+            last.records.extend(records)
+        else:
+            self.put(PromptRecords(bytearray(records)))
+
+    def take(self) -> list[News]:
+        """All the news there is."""
         news, self._news = self._news, []
         return news
 
-    def _waiting_tokens(self) -> Tokens:
-        last = self._news[-1] if self._news else None
-        if isinstance(last, Tokens):
-            return last
-        self._news.append(tokens := Tokens())
-        return tokens
+    def take_first(self) -> News:
+        """The oldest news; there must be some."""
+        return self._news.pop(0)
+
+
+class Inbox:
+    """The streams of one call, in the order of its sequences. One reader."""
+
+    def __init__(self, streams: Sequence[Stream], arrived: asyncio.Event) -> None:
+        self._streams = streams
+        self._arrived = arrived
+
+    async def take_answers(self) -> list[News]:
+        """Waits for the first news of every sequence: whether it was accepted."""
+        await self._wait(lambda: all(stream.has_news for stream in self._streams))
+        return [stream.take_first() for stream in self._streams]
+
+    async def take(self) -> list[tuple[int, News]]:
+        """Waits for news and takes all there is, each with its sequence's place."""
+        await self._wait(lambda: any(stream.has_news for stream in self._streams))
+        return [(index, news) for index, stream in enumerate(self._streams) for news in stream.take()]
+
+    async def _wait(self, is_there: Callable[[], bool]) -> None:
+        while not is_there():
+            self._arrived.clear()
+            await self._arrived.wait()
 
 
 class Streams:
@@ -100,16 +150,19 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, seq_id: int) -> Stream:
-        """The stream of a new sequence; must be closed."""
-        assert seq_id not in self._streams
-        stream = self._streams[seq_id] = Stream(seq_id)
+    def open(self, seq_ids: Sequence[int]) -> Inbox:
+        """The streams of a new call's sequences; must be closed."""
+        assert self._streams.keys().isdisjoint(seq_ids)
+        arrived = asyncio.Event()
+        streams = {seq_id: Stream(arrived) for seq_id in seq_ids}
+        self._streams.update(streams)
         self._idle.clear()
-        return stream
+        return Inbox(list(streams.values()), arrived)
 
-    def close(self, seq_id: int) -> None:
-        """Later news of this sequence will be dropped: nobody waits for it."""
-        del self._streams[seq_id]
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Later news of these sequences will be dropped: nobody waits for it."""
+        for seq_id in seq_ids:
+            del self._streams[seq_id]
         if not self._streams:
             self._idle.set()
 
@@ -139,9 +192,25 @@ class Streams:
             stream.put(news)
 
     def _dispatch_batch(self, batch: OutputBatch) -> None:
-        for seq_id, token_ids in batch.rows():
+        prompt_seq_ids = memoryview(batch.prompt_seq_ids).cast("Q")
+        prompt_records = _pieces(batch.prompt_logprobs, batch.prompt_sizes)
+        for seq_id, records in zip(prompt_seq_ids, prompt_records, strict=True):
             stream = self._streams.get(seq_id)
-            if stream is not None and not stream.put_tokens(token_ids):
+            if stream is not None:
+                stream.put_prompt_records(records)
+        token_records = _pieces(batch.logprobs, batch.logprob_sizes)
+        for seq_id, token_ids in batch.rows():
+            records = next(token_records) if batch.logprob_sizes else b""
+            stream = self._streams.get(seq_id)
+            if stream is not None and not stream.put_tokens(token_ids, records, batch.step_tokens):
                 self._abort(seq_id, f"the client stopped reading: {TOKENS_MAX} tokens wait for it")
         for row in batch.finished:
             self._put(row.seq_id, row)
+
+
+def _pieces(data: bytes, sizes: bytes) -> Iterator[bytes]:
+    """Consecutive parts of `data`; `sizes`: i32, bytes of each."""
+    begin = 0
+    for size in memoryview(sizes).cast("i"):
+        yield data[begin : begin + size]
+        begin += size

@@ -50,6 +50,8 @@ class TextModel:
         self._vocabulary = Vocabulary(self._backend, {*special, *tokenizer.all_special_ids, *self.end_ids})
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.token_chars_max = max((len(token) for token in vocabulary), default=1)
+        self.num_token_ids = max(vocabulary.values(), default=-1) + 1
+        """Ids that the tokenizer has a use for: below this. May be fewer or more than the model's logits."""
 
     @classmethod
     def load(cls, model_path: str) -> Self:
@@ -96,6 +98,14 @@ class TextModel:
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one sequence."""
         return self._vocabulary.detokenizer()
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the content of a `tokenizer.json`, with all added tokens. Slow with a large vocabulary."""
+        return self._backend.to_str()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for inside a text, which may be part of a character; of a special token, its name."""
+        return self._vocabulary.token_bytes(token_id)
 
 
 def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:  # Any: transformers' own classes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from typing import TypeVar
 
@@ -90,16 +92,42 @@ class ScriptedController:
         return True
 
 
-def batch(*rows: tuple[int, list[int]], finished: list[FinishedRow] | None = None) -> OutputBatch:
-    """New tokens by sequence."""
+def batch(
+    *rows: tuple[int, list[int]],
+    finished: list[FinishedRow] | None = None,
+    records: dict[int, bytes] | None = None,
+    step_tokens: int = 0,
+) -> OutputBatch:
+    """New tokens by sequence, and the log-probability records of those that have some."""
+    parts = [(records or {}).get(seq_id, b"") for seq_id, _ in rows]
     return OutputBatch(
         seq_ids=np.array([seq_id for seq_id, _ in rows], "<u8").tobytes(),
         num_tokens=np.array([len(ids) for _, ids in rows], "<i4").tobytes(),
         token_ids=np.array([i for _, ids in rows for i in ids], "<i4").tobytes(),
         finished=finished or [],
+        step_tokens=step_tokens,
+        logprob_sizes=np.array([len(part) for part in parts], "<i4").tobytes() if records else b"",
+        logprobs=b"".join(parts),
+    )
+
+
+def record(logprob: float, *top: tuple[int, float], nextn: float = math.nan, confidence: float = math.nan) -> bytes:
+    """A log-probability record with recognizable numbers; `top`: ids and log-probabilities of the alternatives."""
+    head = np.array([logprob, logprob / 8, nextn, confidence], "<f4")
+    ids = np.array([token_id for token_id, _ in top], "<i4")
+    return head.tobytes() + ids.tobytes() + np.array([value for _, value in top], "<f4").tobytes()
+
+
+def prompt_batch(seq_id: int, records: bytes) -> OutputBatch:
+    """Log-probability records of the next tokens of a prompt."""
+    return dataclasses.replace(
+        batch(),
+        prompt_seq_ids=np.array([seq_id], "<u8").tobytes(),
+        prompt_sizes=np.array([len(records)], "<i4").tobytes(),
+        prompt_logprobs=records,
     )
 
 
 def finish(seq_id: int, reason: str = "stop", detail: str = "") -> FinishedRow:
     """An end with recognizable numbers."""
-    return FinishedRow(seq_id, reason, detail, 11, 7, 3, 1, 0.25, 0.5, 0.75)
+    return FinishedRow(seq_id, reason, detail, 11, 7, 3, 1, 0.25, 0.5, 0.75, 5, 9, 4, 0.125, 0.375, 0.625)

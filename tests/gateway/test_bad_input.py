@@ -11,26 +11,18 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 
 from airside.proto.messages import EngineState, GatewayHello
+from tests.gateway.bad_options import BAD_OPTIONS, VOCAB_SIZE
 from tests.gateway.client import Client, failure
 from tests.gateway.conftest import IMAGE_BYTES_MAX, RunningGateway, Start, make_settings
 from tests.gateway.scripted_controller import MAX_MODEL_LEN, ScriptedController
-from tests.gateway.tiny_checkpoint import IMAGE_ID, byte_level_tokenizer
+from tests.gateway.tiny_checkpoint import IMAGE_ID
 
-VOCAB_SIZE = byte_level_tokenizer().get_vocab_size(with_added_tokens=True)
 PATIENCE_S = 20
 """What is wrongly let through would wait for a controller that is not there."""
 
 
 def image(size: int) -> dict[str, str]:
     return {"data": base64.b64encode(b"x" * size).decode()}
-
-
-def with_sampling(**values: Any) -> dict[str, Any]:
-    return {"prompt": "a", "sampling": values}
-
-
-def with_stop(**values: Any) -> dict[str, Any]:
-    return {"prompt": "a", "stop": values}
 
 
 GENERATE_ROWS: list[tuple[dict[str, Any], str, str]] = [
@@ -67,26 +59,11 @@ GENERATE_ROWS: list[tuple[dict[str, Any], str, str]] = [
         "has 1001 bytes, at most 1000 are allowed",
     ),
     ({"prompt": "<image>" * 4, "images": [image(1)] * 4}, "images[3]", "has 4 images, at most 3 are allowed"),
-    (with_sampling(temperature=-0.1), "sampling.temperature", "is -0.1, but must be in [0, 100]"),
-    (with_sampling(temperature=100.5), "sampling.temperature", "is 100.5, but must be in [0, 100]"),
-    (with_sampling(temperature="NaN"), "sampling.temperature", "is nan, but must be in [0, 100]"),
-    (with_sampling(temperature="Infinity"), "sampling.temperature", "is inf, but must be in [0, 100]"),
-    (with_sampling(top_k=-1), "sampling.top_k", "is -1, but must be at least 0"),
-    (with_sampling(top_p=0), "sampling.top_p", "is 0, but must be in (0, 1]"),
-    (with_sampling(top_p=1.5), "sampling.top_p", "is 1.5, but must be in (0, 1]"),
-    (with_sampling(top_p="NaN"), "sampling.top_p", "is nan, but must be in (0, 1]"),
-    (with_sampling(min_p=-0.5), "sampling.min_p", "is -0.5, but must be in [0, 1]"),
-    (with_sampling(min_p="NaN"), "sampling.min_p", "is nan, but must be in [0, 1]"),
-    (with_stop(max_tokens=0), "stop.max_tokens", "is 0, but must be at least 1"),
-    (with_stop(max_tokens=-5), "stop.max_tokens", "is -5, but must be at least 1"),
-    (with_stop(min_tokens=-1), "stop.min_tokens", "is -1, but must be at least 0"),
-    (with_stop(min_tokens=3, max_tokens=2), "stop.min_tokens", "is 3, more than the 2 of stop.max_tokens"),
-    (with_stop(token_ids=[0, VOCAB_SIZE]), "stop.token_ids[1]", f"is {VOCAB_SIZE}, but"),
-    (with_stop(token_ids=[1] * 65), "stop.token_ids", "has 65 ids, at most 64 are allowed"),
     ({"prompt": "a", "request_id": "x" * 257}, "request_id", "has 257 bytes, at most 256 are allowed"),
     ({"prompt": "a", "request_id": "東" * 86}, "request_id", "has 258 bytes, at most 256 are allowed"),
     ({"prompt": "a", "request_id": "a\nb"}, "request_id", "holds the unprintable character U+000A"),
     ({"prompt": "a", "request_id": "a\u200bb"}, "request_id", "holds the unprintable character U+200B"),
+    *BAD_OPTIONS,
 ]
 
 
@@ -118,6 +95,9 @@ CHAT_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [user({"text": "a"}), user({"text": "b"}, role="system")]}, "messages", "system comes first"),
     ({"messages": [user({"text": "x" * 300})]}, "messages", "tokens, but the context holds 100"),
     ({"messages": [user({"text": "a"})], "sampling": {"top_p": 0}}, "sampling.top_p", "is 0, but"),
+    ({"messages": [user({"text": "a"})], "n": 17}, "n", "is 17, but must be in [1, 16]"),
+    ({"messages": [user({"text": "a"})], "structure": {"choice": {}}}, "structure.choice", "has no texts"),
+    ({"messages": [user({"text": "a"})], "drafts": {"force_golden": True}}, "drafts.force_golden", "needs golden"),
 ]
 
 

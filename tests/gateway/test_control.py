@@ -18,8 +18,14 @@ from tests.gateway.tiny_checkpoint import byte_level_tokenizer
 def test_server_info(client: Client, controller: ScriptedController) -> None:
     call = client.start("Control", "GetServerInfo")
     query = controller.expect(msg.GaugesQuery)
-    gauges = {"num_requests_running": 4, "controller_step_s": 0.25, "num_preemptions": 2**40, "of_a_newer_version": 1.0}
-    controller.send(msg.Gauges(query.query_id, gauges, {"stop": 5}, {"malformed": 6}))
+    gauges = {
+        "num_requests_running": 4,
+        "controller_step_s": 0.25,
+        "num_preemptions": 2**40,
+        "prefix_cache_hits": 2**40 + 1,
+        "of_a_newer_version": 1.0,
+    }
+    controller.send(msg.Gauges(query.query_id, gauges, {"stop": 5}, {"malformed": 6}, {"schedule": 0.5}))
     info = call.result(20)
     assert info.version == importlib.metadata.version("airside")
     assert (info.model, info.architecture, info.device, info.dtype) == ("tiny", "TinyForCausalLM", "cpu", "float32")
@@ -30,6 +36,8 @@ def test_server_info(client: Client, controller: ScriptedController) -> None:
     assert info.gauges.controller_step_s == 0.25
     assert dict(info.gauges.requests_finished) == {"stop": 5}
     assert dict(info.gauges.bus_messages_refused) == {"malformed": 6}
+    assert dict(info.gauges.controller_phase_s) == {"schedule": 0.5}
+    assert info.gauges.prefix_cache_hits == 2**40 + 1
 
 
 def test_workers(client: Client, controller: ScriptedController) -> None:

@@ -13,6 +13,7 @@ from tests.gateway.scripted_controller import ScriptedController, batch, finish
 from tests.gateway.tiny_checkpoint import END_ID, IMAGE_ID, byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
+_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
 
 def ids_of(request: AddRequest) -> list[int]:
@@ -32,11 +33,12 @@ def test_a_whole_stream(client: Client, controller: ScriptedController) -> None:
     assert before <= request.arrival <= time.time()
     assert ids_of(request) == TOKENIZER.encode("the quick fox").ids
     words = TOKENIZER.encode(" jumps 🙂").ids
-    controller.send(batch((request.seq_id, words[:1])))
-    controller.send(
-        batch((request.seq_id, [*words[1:], END_ID]), finished=[finish(request.seq_id, "stop", "end token")])
-    )
-    accepted, *deltas, finished = list(call)
+    controller.send(batch((request.seq_id, words[:1]), step_tokens=33))
+    accepted, first = next(call), next(call)
+    ends = [finish(request.seq_id, "stop", "end token")]
+    controller.send(batch((request.seq_id, [*words[1:], END_ID]), finished=ends, step_tokens=34))
+    *rest, finished = list(call)
+    deltas = [first, *rest]
     assert accepted.accepted.request_id == "mine"
     assert accepted.accepted.seed == 7
     assert accepted.accepted.queue_position == 3
@@ -46,12 +48,12 @@ def test_a_whole_stream(client: Client, controller: ScriptedController) -> None:
     assert (finished.finished.reason, finished.finished.detail) == ("stop", "end token")
     usage, timings = finished.finished.usage, finished.finished.timings
     assert (usage.prompt_tokens, usage.image_tokens, usage.completion_tokens) == (11, 7, 3)
-    assert (timings.queued_s, timings.time_to_first_token_s, timings.decode_s, timings.preemptions) == (
-        0.25,
-        0.5,
-        0.75,
-        1,
-    )
+    assert (usage.cached_tokens, usage.draft_tokens, usage.accepted_tokens) == (5, 9, 4)
+    assert (timings.queued_s, timings.time_to_first_token_s, timings.decode_s) == (0.25, 0.5, 0.75)
+    assert (timings.preemptions, timings.vision_wait_s, timings.prefill_s) == (1, 0.125, 0.375)
+    assert timings.preempted_s == 0.625
+    assert (finished.finished.index, finished.finished.stop_match) == (0, "")
+    assert [event.delta.step_tokens for event in deltas] == [33, 34]
     assert call.code() == grpc.StatusCode.OK
 
 
@@ -161,6 +163,15 @@ def test_an_unfinished_character_is_flushed_before_the_end(client: Client, contr
         ("insufficient_system_resource", "no block", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
         ("vision_failed", "image 0: it is cut off", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
         ("vision_failed", "image 0: internal: the vision worker failed on it", grpc.StatusCode.INTERNAL, [], False),
+        ("structured_output_failed", "no token continues the grammar", _PRECONDITION, ["structure"], False),
+        (
+            "structured_output_failed",
+            "the grammar allows nothing that could come next",
+            _PRECONDITION,
+            ["structure"],
+            False,
+        ),
+        ("structured_output_failed", "the grammar cannot be built: why", grpc.StatusCode.INTERNAL, [], False),
         ("something_new", "why", grpc.StatusCode.INTERNAL, [], False),
     ],
 )
