@@ -1,32 +1,25 @@
 """What the engine must do, in lists and dicts: slow, and simple enough to be believed.
 
-The model does not say which plan comes next. It checks that a plan keeps the rules, computes it on a KV pool that
-remembers whose token lies where, and then knows exactly what clients must be told.
+The model does not say which plan comes next. It checks that a plan keeps the rules, has the fake model compute it, and
+then knows exactly what clients must be told.
 """
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 
 from airside import _core
-from tests.engine.columns import IMAGE, PlanRow, i32, plan_rows, token_rows
+from tests.engine.columns import IMAGE, PlanRow, plan_rows, token_rows
+from tests.engine.fake_model import Answer, FakeModel, extend, root
 
-VOCABULARY = 12
-"""Small, so that stop tokens and the image token come up often."""
-
-
-def next_token(tokens: list[int], banned: list[int]) -> int:
-    """The fake model: a function of all tokens so far, so that a recompute must make the same one."""
-    token = zlib.crc32(i32(tokens)) % VOCABULARY
-    while token in banned:
-        token = (token + 1) % VOCABULARY
-    return token
+PATIENCE_S = 60.0
 
 
 @dataclass
 class NaiveImage:
     mark: int
+    content: object
+    """Equal for equal pictures."""
     expansion: list[int] | None = None
     ready: bool = False
 
@@ -38,12 +31,18 @@ class NaiveSequence:
     marked: list[int]
     images: list[NaiveImage]
     order: tuple[int, float, float, int]
+    """Among its user's newcomers: priority, when it is due, arrival, order of adding."""
     deadline: float | None
     max_tokens: int | None
     min_tokens: int
     stops: list[int]
+    user: str = ""
+    salt: str = ""
+    structured: bool = False
+    forced: list[int] = field(default_factory=list)
+    grammar_ready: bool = False
+    was_scheduled: bool = False
     made: list[int] = field(default_factory=list)
-    num_computed: int = 0
 
     @property
     def shapes_known(self) -> bool:
@@ -66,14 +65,31 @@ class NaiveSequence:
             grown += length - 1
         return spans
 
+    def hashes(self) -> list[int]:
+        """What the KV of each known token must be."""
+        tokens, spans = self.tokens(), self.image_spans()
+        places: dict[int, tuple[object, int]] = {}
+        for image, (begin, end) in zip(self.images, spans, strict=True):
+            positions = [i for i in range(begin, end) if tokens[i] == IMAGE]
+            places |= {i: (image.content, place) for place, i in enumerate(positions)}
+        after, hashes = root(self.salt), []
+        for i, token in enumerate(tokens):
+            after = extend(after, token, places.get(i))
+            hashes.append(after)
+        return hashes
+
     def ready(self) -> int:
+        """Known tokens before this may be computed."""
         if not self.shapes_known:
             return 0
         pending = [span[0] for image, span in zip(self.images, self.image_spans(), strict=True) if not image.ready]
-        return min(pending, default=len(self.tokens()))
+        length = len(self.tokens())
+        if self.structured and not self.grammar_ready:
+            pending.append(length - 1)
+        return min(pending, default=length)
 
-    def banned(self) -> list[int]:
-        return (self.stops if len(self.made) < self.min_tokens else []) + [IMAGE]
+    def banned(self, index: int) -> list[int]:
+        return (self.stops if index < self.min_tokens else []) + [IMAGE]
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,14 @@ class End:
     completion_tokens: int
 
 
+@dataclass
+class Flight:
+    """A plan that was not applied yet."""
+
+    plan: _core.StepPlan
+    rows: list[tuple[PlanRow, NaiveSequence]]
+
+
 class NaiveModel:
     """Follows one engine; every method asserts that the engine did what it should."""
 
@@ -94,13 +118,18 @@ class NaiveModel:
         self._config = config
         self._engine = engine
         self._capacity = min(config.max_model_len, config.num_blocks * config.block_size)
-        self._kv: dict[tuple[int, int], tuple[NaiveSequence, int]] = {}
-        self._flying: list[tuple[PlanRow, NaiveSequence]] = []
+        self._workers = FakeModel(config.block_size)
         self._told: list[tuple[int, int, int]] = []  # client, sequence, token
         self._ends: list[tuple[int, End]] = []  # client, end
+        self._running: set[int] | None = None  # before the latest plan; None: some of them were preempted
+        self.flights: list[Flight] = []
         self.live: dict[int, NaiveSequence] = {}
 
-    # --- what clients and pictures do ---
+    # --- what clients, pictures and grammars do ---
+
+    def add(self, sequence: NaiveSequence) -> None:
+        self.live[sequence.seq_id] = sequence
+        self._workers.introduce(sequence.seq_id, sequence.salt, [image.content for image in sequence.images])
 
     def expected_rejection(self, sequence: NaiveSequence) -> str | None:
         """The code that `add` must give."""
@@ -130,7 +159,7 @@ class NaiveModel:
             self.end(sequence, "prompt_length_exceeded")
         return True
 
-    def end(self, sequence: NaiveSequence, reason: str) -> None:
+    def end(self, sequence: NaiveSequence, reason: str, completion_tokens: int | None = None) -> None:
         del self.live[sequence.seq_id]
         spans = sequence.image_spans() if sequence.shapes_known else []
         end = End(
@@ -138,7 +167,7 @@ class NaiveModel:
             reason=reason,
             prompt_tokens=len(sequence.prompt()),
             image_tokens=sum(end - begin for begin, end in spans),
-            completion_tokens=len(sequence.made),
+            completion_tokens=len(sequence.made) if completion_tokens is None else completion_tokens,
         )
         self._ends.append((sequence.client, end))
 
@@ -149,58 +178,112 @@ class NaiveModel:
 
     # --- steps ---
 
-    def take_plan(self, plan: _core.StepPlan) -> None:
-        """Checks a plan against the rules; it is then in flight."""
+    def schedule(self, now: float) -> _core.StepPlan | None:
+        """The engine's next plan, if any; it is checked against the rules, and then in flight."""
+        preemptions = self._engine.stats().num_preemptions
+        self._running = {seq_id for seq_id in self.live if self._engine.status(seq_id) == "RUNNING"}
+        plan = self._engine.schedule(now)
+        if self._engine.stats().num_preemptions > preemptions:
+            self._running = None
+        if plan is not None:
+            self._take_plan(plan)
+        return plan
+
+    def _take_plan(self, plan: _core.StepPlan) -> None:
         rows = [(row, self.live[row.seq_id]) for row in plan_rows(plan)]
         for row, sequence in rows:
             self._check_row(row, sequence)
         self._check_step(rows)
+        self._check_order(rows)
         self._check_images(plan, rows)
-        self._flying = rows
+        self.flights.append(Flight(plan, rows))
+        assert len(self.flights) <= (2 if self._config.async_scheduling else 1)
+        assert len(self.flights) == self._engine.steps_in_flight
 
     def _check_row(self, row: PlanRow, sequence: NaiveSequence) -> None:
-        # Whoever was preempted starts from nothing; nobody loses a part.
-        assert row.begin in (0, sequence.num_computed)
-        sequence.num_computed = row.begin
-        assert row.begin < row.end <= sequence.ready()
-        assert row.tokens == sequence.tokens()[row.begin : row.end]
-        assert row.sampled == (row.end == len(sequence.tokens()))
-        if row.sampled:
-            assert row.position == len(sequence.made)
-            assert sorted(row.banned) == sorted(sequence.banned())
+        known = sequence.tokens()
+        first_draft = row.end - len(row.drafts)
+        pending = int(any(token < 0 for token in row.tokens))
+        assert row.begin < first_draft <= sequence.ready() + pending
+        assert (
+            row.tokens[: len(known) - row.begin]
+            == known[row.begin : first_draft] + row.drafts[: len(known) - first_draft]
+        )
+        assert all(token < 0 for token in row.tokens[len(known) - row.begin : first_draft - row.begin])
+        assert (row.num_sampled > 0) == (first_draft == len(known) + pending)
+        if pending:
+            self._check_placeholder(row, row.tokens[first_draft - row.begin - 1])
+        if row.num_sampled:
+            first = len(sequence.made) + pending
+            assert row.position == first
+            assert row.structured == sequence.structured
+            for i, banned in enumerate(row.banned):
+                assert sorted(banned) == sorted(sequence.banned(first + i))
+            assert row.forced == [
+                sequence.forced[i] if i < len(sequence.forced) else -1 for i in range(first, first + row.num_sampled)
+            ]
         assert len(row.blocks) == -(-row.end // self._config.block_size)
-        for position in range(row.begin):
-            assert self._kv.get(self._slot(row, position)) == (sequence, position), "its KV is not where it was"
+
+    def _check_placeholder(self, row: PlanRow, token: int) -> None:
+        before = {earlier.seq_id: earlier for earlier, _ in self.flights[-1].rows}[row.seq_id]
+        assert before.num_sampled == 1
+        assert token == -1 - before.first
 
     def _check_step(self, rows: list[tuple[PlanRow, NaiveSequence]]) -> None:
         config = self._config
         assert len(rows) <= config.max_num_seqs
         assert len({row.seq_id for row, _ in rows}) == len(rows)
-        blocks = [block for row, _ in rows for block in row.blocks]
-        assert len(set(blocks)) == len(blocks)
-        assert set(blocks) <= set(range(config.num_blocks))
+        assert {block for row, _ in rows for block in row.blocks} <= set(range(config.num_blocks))
+        written = [block for row, _ in rows for block in row.blocks[row.begin // config.block_size :]]
+        assert len(set(written)) == len(written), "a block that two rows write to"
+        if not config.enable_prefix_caching:
+            blocks = [block for row, _ in rows for block in row.blocks]
+            assert len(set(blocks)) == len(blocks)
         assert sum(len(row.tokens) for row, _ in rows) <= config.max_num_batched_tokens
 
-        decodes = [bool(sequence.made) and row.begin == len(sequence.tokens()) - 1 for row, sequence in rows]
+        if self._running is None:
+            return
+        decodes = [self._is_decode(row, sequence) for row, sequence in rows]
         if config.prefill_first:
             assert len(set(decodes)) == 1
         elif config.enable_chunked_prefill:
             assert decodes == sorted(decodes, reverse=True), "a prompt before a decode"
-        fresh = [sequence.order for row, sequence in rows if row.begin == 0]
-        assert fresh == sorted(fresh), "admitted out of order"
-        if not config.enable_chunked_prefill:
-            for row, sequence in rows:
-                assert row.end == sequence.ready() or len(row.tokens) == config.max_num_batched_tokens
-        self._check_overtaking(fresh)
 
-    def _check_overtaking(self, fresh: list[tuple[int, float, float, int]]) -> None:
-        """Nobody is admitted past somebody who could move, or, under strict order, past anybody."""
-        last = max(fresh, default=None)
-        for sequence in self.live.values():
-            waits = self._engine.status(sequence.seq_id) == "WAITING"
-            may_move = self._config.strict_fifo or sequence.num_computed < sequence.ready()
-            if last is not None and waits and may_move:
-                assert sequence.order > last
+    def _is_decode(self, row: PlanRow, sequence: NaiveSequence) -> bool:
+        if row.seq_id not in (self._running or ()):
+            return False
+        computes_pending = any(token < 0 for token in row.tokens)
+        return (
+            bool(sequence.made or computes_pending) and len(row.tokens) == 1 + len(row.drafts) and row.num_sampled > 0
+        )
+
+    def _check_order(self, rows: list[tuple[PlanRow, NaiveSequence]]) -> None:
+        """Nobody is admitted for the first time past one of the same user who could move, or who ran before."""
+        fresh = [sequence for _, sequence in rows if not sequence.was_scheduled]
+        for sequence in fresh:
+            sequence.was_scheduled = True
+        by_user: dict[str, list[NaiveSequence]] = {}
+        for sequence in fresh:
+            by_user.setdefault(sequence.user, []).append(sequence)
+        for user, admitted in by_user.items():
+            orders = [sequence.order for sequence in admitted]
+            assert orders == sorted(orders), "admitted out of order"
+            for waiting in self._waiting():
+                if waiting.user == user and not waiting.was_scheduled:
+                    assert waiting.order > orders[-1], "overtaken"
+        priorities = [sequence.order[0] for sequence in fresh]
+        assert priorities == sorted(priorities)
+        for waiting in self._waiting():
+            if priorities:
+                assert waiting.order[0] >= priorities[-1], "overtaken by a lower priority"
+
+    def _waiting(self) -> list[NaiveSequence]:
+        """Those that could be admitted, but were not."""
+        return [
+            sequence
+            for sequence in self.live.values()
+            if self._engine.status(sequence.seq_id) == "WAITING" and sequence.ready() > 0 and not sequence.was_scheduled
+        ]
 
     def _check_images(self, plan: _core.StepPlan, rows: list[tuple[PlanRow, NaiveSequence]]) -> None:
         needed: list[tuple[int, int, int]] = []  # sequence, image, embedding: one per image token of the step
@@ -211,27 +294,21 @@ class NaiveModel:
         assert needed == [(s, i, n) for s, i, start, count in plan.images for n in range(start, start + count)]
         assert sum(row.tokens.count(IMAGE) for row, _ in rows) == len(needed)
 
-    def _slot(self, row: PlanRow, position: int) -> tuple[int, int]:
-        return row.blocks[position // self._config.block_size], position % self._config.block_size
+    def compute(self) -> Answer:
+        """What the workers answer to the first step in flight."""
+        flight = self.flights[0]
+        known = {row.seq_id: seq.hashes() for row, seq in flight.rows if self.live.get(row.seq_id) is seq}
+        return self._workers.execute(flight.plan, known)
 
-    def compute(self) -> list[int]:
-        """What the workers answer to the step in flight: one token per sampled row."""
-        for row, sequence in self._flying:
-            for position in range(row.begin, row.end):
-                self._kv[self._slot(row, position)] = (sequence, position)
-        return [next_token(sequence.tokens(), row.banned) for row, sequence in self._flying if row.sampled]
-
-    def take_tokens(self, sampled: list[int]) -> None:
-        """The step is closed with these tokens."""
-        left = iter(sampled)
-        for row, sequence in self._flying:
-            token = next(left) if row.sampled else None
-            if self.live.get(row.seq_id) is not sequence:
-                continue
-            sequence.num_computed = row.end
-            if token is not None:
+    def take_answer(self, answer: Answer) -> None:
+        """The first step in flight is closed with these tokens."""
+        flight = self.flights.pop(0)
+        for row, sequence in flight.rows:
+            tokens = answer.sampled[row.first : row.first + row.num_sampled]
+            for i, token in enumerate(tokens):
+                if self.live.get(row.seq_id) is not sequence or (i and tokens[i - 1] != row.drafts[i - 1]):
+                    break
                 self._take_token(sequence, token)
-        self._flying = []
 
     def _take_token(self, sequence: NaiveSequence, token: int) -> None:
         may_stop = len(sequence.made) >= sequence.min_tokens
@@ -242,12 +319,14 @@ class NaiveModel:
             self.end(sequence, "stop")
         elif len(sequence.made) == min(room, sequence.max_tokens or room):
             self.end(sequence, "length")
+        elif len(sequence.made) == len(sequence.forced):
+            self.end(sequence, "stop")
 
     def lose_kv(self) -> None:
-        self._kv.clear()
-        self._flying = []
+        self._workers.restart()
+        self.flights.clear()
         for sequence in self.live.values():
-            sequence.num_computed = 0
+            sequence.grammar_ready = False
 
     # --- what clients are told ---
 
@@ -265,18 +344,19 @@ class NaiveModel:
 
     def _foresee_preempted(self, ends: list[tuple[int, End]]) -> None:
         """Whom the engine stops for want of blocks is its own affair, as far as it may."""
-        flying = {row.seq_id for row, _ in self._flying}
         for _, end in ends:
             if end.reason == "insufficient_system_resource":
                 assert self._config.preemption == "stop"
-                assert self.live[end.seq_id].num_computed > 0
-                assert end.seq_id not in flying
+                assert self.live[end.seq_id].was_scheduled
                 self.end(self.live[end.seq_id], end.reason)
 
 
 def _as_end(finish: _core.Finish) -> End:
     assert finish.detail
-    assert min(finish.queued_s, finish.time_to_first_token_s, finish.decode_s) >= 0
+    durations = (finish.queued_s, finish.time_to_first_token_s, finish.decode_s, finish.prefill_s, finish.preempted_s)
+    assert min(*durations, finish.vision_wait_s) >= 0
+    assert 0 <= finish.accepted_tokens <= finish.draft_tokens
+    assert 0 <= finish.cached_tokens < max(finish.prompt_tokens, 1)
     return End(
         seq_id=finish.seq_id,
         reason=finish.reason,

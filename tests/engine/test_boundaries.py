@@ -236,7 +236,7 @@ def test_apply_refuses_what_was_not_asked_and_changes_nothing() -> None:
     assert plan is not None
     with pytest.raises(ValueError, match="not in flight"):
         engine.apply(plan.step_id + 1, i32([50]), 0.0)
-    with pytest.raises(ValueError, match="2 tokens for 1"):
+    with pytest.raises(ValueError, match="2 tokens came, but the step has 1"):
         engine.apply(plan.step_id, i32([50, 51]), 0.0)
     with pytest.raises(ValueError, match="whole number"):
         engine.apply(plan.step_id, b"abc", 0.0)

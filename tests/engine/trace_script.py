@@ -4,9 +4,11 @@
     add ID TOKENS [field=value ...]        TOKENS: how many; images=2,5 puts marks there; fields of Request
     shape ID INDEX COUNT                   the image becomes so many image tokens
     ready ID INDEX                         its pixels are in
-    abort ID CAUSE    fail-vision ID WHY
-    schedule          fail-step            both at the time of the trace
-    apply [TOKENS]                         5,6: those; else 200 + the number of tokens made so far
+    abort ID CAUSE    fail-vision ID WHY   fail-grammar ID WHY
+    stop ID TOKENS WHY                     somebody found a stop string in so many tokens
+    grammar ID                             it is built
+    schedule          fail-step            both at the time of the trace; a token of the step before shows as ?
+    apply [TOKENS]                         the oldest step: 5,6: those; else 200 + the number of tokens made so far
     step [COUNT]                           schedule, apply and outputs, so many times or until nothing moves
     outputs           state                what clients are told; who is where, with how much computed
     time SECONDS                           the time from here on
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airside import _core
-from tests.engine.columns import IMAGE, config, i32, plan_rows, request, token_rows
+from tests.engine.columns import IMAGE, PlanRow, config, i32, plan_rows, request, token_rows
 
 SEPARATOR = "----"
 
@@ -68,7 +70,7 @@ class TraceRunner:
 
     def __init__(self) -> None:
         self._engine = _core.Engine(config())
-        self._plan: _core.StepPlan | None = None
+        self._plans: list[_core.StepPlan] = []  # in flight
         self._ids: list[int] = []
         self._now = 0.0
 
@@ -81,6 +83,9 @@ class TraceRunner:
             "ready": lambda words: [_yes(self._engine.set_ready(int(words[0]), int(words[1])))],
             "abort": lambda words: [_yes(self._engine.abort(int(words[0]), " ".join(words[1:])))],
             "fail-vision": lambda words: [_yes(self._engine.fail_vision(int(words[0]), " ".join(words[1:])))],
+            "fail-grammar": lambda words: [_yes(self._engine.fail_grammar(int(words[0]), " ".join(words[1:])))],
+            "grammar": lambda words: [_yes(self._engine.set_grammar_ready(int(words[0])))],
+            "stop": lambda words: [_yes(self._engine.stop(int(words[0]), int(words[1]), " ".join(words[2:])))],
             "schedule": self._schedule,
             "apply": self._apply,
             "fail-step": self._fail_step,
@@ -95,7 +100,7 @@ class TraceRunner:
 
     def _new_engine(self, words: list[str]) -> list[str]:
         self._engine = _core.Engine(config(**_fields(words)))
-        self._plan, self._ids, self._now = None, [], 0.0
+        self._plans, self._ids, self._now = [], [], 0.0
         return ["ok"]
 
     def _set_time(self, words: list[str]) -> list[str]:
@@ -105,6 +110,7 @@ class TraceRunner:
     def _add(self, words: list[str]) -> list[str]:
         seq_id, fields = int(words[0]), _fields(words[2:])
         tokens = [100 + i for i in range(int(words[1]))]
+        fields["golden_tokens"] = i32(fields.pop("golden", []))
         positions = fields.pop("images", [])
         for position in positions:
             tokens[position] = IMAGE
@@ -123,37 +129,33 @@ class TraceRunner:
         plan = self._engine.schedule(self._now)
         if plan is None:
             return ["nothing"]
-        self._plan = plan
-        lines = []
-        for row in plan_rows(plan):
-            banned = [token for token in row.banned if token != IMAGE]
-            lines.append(
-                f"{row.seq_id}: [{row.begin}, {row.end}) in blocks {' '.join(map(str, row.blocks))}"
-                + (f", token {row.position}" if row.sampled else "")
-                + (f", but none of {banned}" if banned else "")
-            )
+        self._plans.append(plan)
+        lines = [_describe_row(row) for row in plan_rows(plan)]
         lines += [f"image {i} of {s}: [{start}, {start + count})" for s, i, start, count in plan.images]
         return lines
 
     def _apply(self, words: list[str]) -> list[str]:
-        assert self._plan is not None
-        made = [200 + row.position for row in plan_rows(self._plan) if row.position is not None]
+        plan = self._plans.pop(0)
+        made = [
+            200 + row.position + i
+            for row in plan_rows(plan)
+            for i in range(row.num_sampled)
+            if row.position is not None
+        ]
         tokens = [int(word) for word in words[0].split(",")] if words else made
-        self._engine.apply(self._plan.step_id, i32(tokens), self._now)
-        self._plan = None
+        self._engine.apply(plan.step_id, i32(tokens), self._now)
         return self._outputs([])
 
     def _fail_step(self, _: list[str]) -> list[str]:
         self._engine.fail_step(self._now)
-        self._plan = None
+        self._plans.clear()
         return ["ok"]
 
     def _step(self, words: list[str]) -> list[str]:
         lines: list[str] = []
         for _ in range(int(words[0]) if words else 1):
-            planned = self._schedule([])
-            lines += planned
-            if self._plan is None:
+            lines += self._schedule([])
+            if not self._plans:
                 break
             lines += self._apply([])
         return lines
@@ -173,6 +175,10 @@ class TraceRunner:
             if status is not None:
                 ahead = f", {self._engine.queue_position(seq_id)} ahead" if status == "WAITING" else ""
                 lines.append(f"{seq_id}: {status}{ahead}")
+        if stats.blocks_cached:
+            lines.append(f"blocks cached {stats.blocks_cached}, hits {stats.prefix_cache_hits}")
+        if stats.draft_tokens:
+            lines.append(f"drafts {stats.draft_tokens}, accepted {stats.accepted_tokens}")
         if stats.num_preemptions or stats.recomputed_tokens:
             lines.append(f"preemptions {stats.num_preemptions}, recomputed {stats.recomputed_tokens}")
         return lines
@@ -182,15 +188,30 @@ def _yes(done: bool) -> str:
     return "done" if done else "no"
 
 
+def _describe_row(row: PlanRow) -> str:
+    banned = [token for token in (row.banned or [[]])[0] if token != IMAGE]
+    pending = " ?" if any(token < 0 for token in row.tokens) else ""
+    drafts = f" drafts {' '.join(map(str, row.drafts))}" if row.drafts else ""
+    slot = f", slot {row.state_slot}" if row.state_slot is not None else ""
+    origin = f" from block {row.state_from}" if row.state_from not in (None, -1) else ""
+    blocks = " ".join(map(str, row.blocks))
+    return (
+        f"{row.seq_id}: [{row.begin}, {row.end}){pending}{drafts} in blocks {blocks}{slot}{origin}"
+        + (f", token {row.position}" if row.num_sampled else "")
+        + (f", but none of {banned}" if banned else "")
+    )
+
+
 def _describe(finish: _core.Finish) -> str:
     usage = f"{finish.prompt_tokens} prompt + {finish.completion_tokens}"
     images = f", {finish.image_tokens} of images" if finish.image_tokens else ""
     preempted = f", preempted {finish.preemptions}" if finish.preemptions else ""
-    return f"{finish.seq_id} ended: {finish.reason} ({finish.detail}); {usage}{images}{preempted}"
+    cached = f", {finish.cached_tokens} cached" if finish.cached_tokens else ""
+    return f"{finish.seq_id} ended: {finish.reason} ({finish.detail}); {usage}{images}{cached}{preempted}"
 
 
 def _fields(words: list[str]) -> dict[str, Any]:  # Any: values of fields of many types
-    lists = {"images", "stop_token_ids"}
+    lists = {"images", "stop_token_ids", "golden"}
     fields: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
