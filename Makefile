@@ -15,7 +15,7 @@ TOO_OLD := "Airside needs Python 3.11 or newer; name one: make PYTHON=python3.11
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install dev build proto fmt lint test test-fast sim asan bench demo serve wheel clean
+.PHONY: help install dev build proto fmt lint test test-fast test-matrix sim asan bench demo serve wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ lint: dev  ## style, types, import directions
 
 test: dev sim  ## all tests
 	$(BIN)/python -m pytest
+
+test-matrix: dev  ## the same tokens in every combination of settings (about an hour)
+	$(BIN)/python -m pytest tests/system/test_same_tokens.py --matrix
 
 test-fast: dev  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"

@@ -15,6 +15,10 @@ import pytest
 from airside.vision_workers.segment import sweep
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", action="store_true", help="all combinations where a selection is the rule")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     sweep("airside-")  # what earlier runs left is not this one's fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Iterable
@@ -27,11 +28,14 @@ class LocalServer:
 
     Args:
         model: the checkpoint.
+        kv_blocks: in the pool; None: as the configuration says.
         config: blocks of the YAML file that differ from the defaults.
     """
 
-    def __init__(self, model: Path, **config: Any) -> None:
-        checked = Config.model_validate({"model": {"source": str(model), "dtype": "float32"}, **config})
+    def __init__(self, model: Path, /, *, kv_blocks: int | None = None, **config: Any) -> None:
+        model_block = {"source": str(model), "dtype": "float32", **config.pop("model", {})}
+        checked = Config.model_validate({"model": model_block, **config})
+        self._kv_blocks = kv_blocks
         self.processes = LocalProcesses()
         run = Run(secrets.token_hex(4), self.processes.run_dir)
         machine = Machine("local", os.cpu_count() or 1, 0)
@@ -57,7 +61,7 @@ class LocalServer:
         for gateway in self.plan.gateways():
             self.processes.start(gateway.name, gateway)
         for worker in self.plan.workers(group=1):
-            self.processes.start(worker.name, worker)
+            self.processes.start(worker.name, dataclasses.replace(worker, num_kv_blocks_max=self._kv_blocks))
         for number in range(self.plan.vision_replicas):
             self.start_vision_worker(number)
         self.channel = grpc.insecure_channel(self.address)
@@ -88,15 +92,24 @@ class LocalServer:
 
 
 class Answer:
-    """A finished stream, in parts."""
+    """The events of one continuation, in parts.
 
-    def __init__(self, events: list[pb.GenerateEvent]) -> None:
+    Args:
+        events: of a whole call.
+        index: which of n continuations.
+    """
+
+    def __init__(self, events: list[pb.GenerateEvent], index: int = 0) -> None:
         self.kinds = [event.WhichOneof("event") for event in events]
-        self.accepted = events[0].accepted
-        self.finished = events[-1].finished
-        deltas = [event.delta for event in events if event.HasField("delta")]
-        self.token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        self.text = "".join(delta.text for delta in deltas)
+        self.accepted = next((event.accepted for event in events if event.HasField("accepted")), pb.Accepted())
+        ends = [event.finished for event in events if event.HasField("finished") and event.finished.index == index]
+        assert len(ends) == 1, f"{len(ends)} ends of one continuation"
+        self.finished = ends[0]
+        self.deltas = [event.delta for event in events if event.HasField("delta") and event.delta.index == index]
+        self.token_ids = [token_id for delta in self.deltas for token_id in delta.token_ids]
+        self.text = "".join(delta.text for delta in self.deltas)
+        self.logprobs = [record for delta in self.deltas for record in delta.logprobs]
+        self.prompt_logprobs = [record for delta in self.deltas for record in delta.prompt_logprobs]
 
 
 def read_failing(call: Iterable[pb.GenerateEvent]) -> tuple[list[pb.GenerateEvent], grpc.RpcError]:

@@ -12,7 +12,7 @@ import pytest
 
 from airside import LLM, SamplingParams
 from airside.cluster.offline import OfflineError
-from airside.cluster.offline import llm as offline
+from airside.cluster.offline.generation import Generations
 from airside.controller.gateway.errors import RequestError
 from tests.checkpoints import VOCAB_SIZE, make_llama
 
@@ -52,7 +52,7 @@ def test_an_interrupted_call_leaves_the_engine_to_the_next(llm: LLM, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(offline, "_take", interrupted)  # at the first tokens
+        patch.setattr(Generations, "_take_batch", interrupted)  # at the first tokens
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["one", "two", "three"], LONG)
     (output,) = llm.generate(["four"], GREEDY)
@@ -65,6 +65,6 @@ def test_a_dead_process_is_an_error_with_its_name(llm: LLM, monkeypatch: pytest.
         os.kill(children(llm)["worker-0"], signal.SIGKILL)
         return set()
 
-    monkeypatch.setattr(offline, "_take", kill)
+    monkeypatch.setattr(Generations, "_take_batch", kill)
     with pytest.raises(OfflineError, match="worker-0"):
         llm.generate(["one"], LONG)
