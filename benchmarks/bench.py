@@ -32,11 +32,11 @@ class Size:
     output_tokens: int = 128
     num_requests: int = 32
     num_alone: int = 4  # of those, how many transformers computes one at a time; a rate needs no more
-    num_running: int = 64  # sequences while the controller's step is timed
+    num_running: tuple[int, ...] = (64, 256)  # sequences while the controller's step is timed
     repeats: int = 5
 
 
-QUICK = Size(prompt_tokens=32, output_tokens=16, num_requests=8, num_alone=2, num_running=16, repeats=1)
+QUICK = Size(prompt_tokens=32, output_tokens=16, num_requests=8, num_alone=2, num_running=(16,), repeats=1)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ FIRST_TOKEN = "one request: time to first token, ms"
 DECODE = "one request: decode, tokens/s"
 TOGETHER = "all requests at once, output tokens/s"
 ALONE = "the same, transformers one at a time, output tokens/s"
-STEP = "controller's work per step, µs"
+STEP = "controller's work per step of {} sequences, µs"
 
 
 def main() -> int:
@@ -72,7 +72,8 @@ def main() -> int:
     checkpoint = resolve(arguments.model, tell)
     figures = Figures()
     memory = compare(checkpoint, size, figures)
-    time_controller(checkpoint, size, figures)
+    for num_running in size.num_running:
+        time_controller(checkpoint, num_running, figures)
     print(table(figures, size))
     print(memory_table(memory))
     tell(f"written to {write(figures, memory, size, arguments.model)}")
@@ -120,14 +121,14 @@ def measure_round(airside: Side, transformers: Side, size: Size, figures: Figure
     figures.add(ALONE, transformers.name, size.num_alone * size.output_tokens / seconds)
 
 
-def time_controller(checkpoint: Path, size: Size, figures: Figures) -> None:
+def time_controller(checkpoint: Path, num_running: int, figures: Figures) -> None:
     """In an engine of its own, so that nearly all steps in the median have `num_running` sequences."""
-    tell(f"the controller's step at {size.num_running} sequences")
-    airside = AirsideSide(checkpoint, max_num_seqs=size.num_running)
+    tell(f"the controller's step at {num_running} sequences")
+    airside = AirsideSide(checkpoint, max_num_seqs=num_running)
     try:
         short = Size(prompt_tokens=16)
-        airside.generate(prompts(size.num_running, short, seed=-2), num_tokens=64)
-        figures.add(STEP, airside.name, airside.controller_step_s() * 1e6)
+        airside.generate(prompts(num_running, short, seed=-2), num_tokens=64)
+        figures.add(STEP.format(num_running), airside.name, airside.controller_step_s() * 1e6)
     finally:
         airside.close()
 
@@ -142,12 +143,12 @@ def table(figures: Figures, size: Size) -> str:
     """Markdown; the ratio says how many times better Airside is."""
     lines = [
         f"{size.prompt_tokens} prompt and {size.output_tokens} output tokens, greedy, bfloat16; "
-        f"median of {size.repeats}; {size.num_requests} requests at once (transformers' static batch: one run); "
-        f"controller timed at {size.num_running} running sequences.\n",
+        f"median of {size.repeats}; {size.num_requests} requests at once (transformers' static batch: one run).\n",
         "| | Airside | transformers | ratio |",
         "|---|---:|---:|---:|",
     ]
-    for figure in (FIRST_TOKEN, DECODE, TOGETHER, ALONE, STEP):
+    steps = [STEP.format(num_running) for num_running in size.num_running]
+    for figure in (FIRST_TOKEN, DECODE, TOGETHER, ALONE, *steps):
         ours, theirs = figures.median(figure, AirsideSide.name), figures.median(figure, TransformersSide.name)
         if figure == ALONE:
             ours = figures.median(TOGETHER, AirsideSide.name)

@@ -80,6 +80,7 @@ class LaunchPlan:
         self.dtype = config.model.dtype or (model.dtype if model.dtype in DTYPES else "bfloat16")
         self.max_model_len = _max_model_len(config, model)
         _check_ranks(config, model, machine, self.device)
+        _check_drafts(config, model)
 
     @property
     def vision_replicas(self) -> int:
@@ -112,6 +113,12 @@ class LaunchPlan:
             prefill_first=engine.scheduling == "prefill_first",
             strict_fifo=engine.strict_fifo,
             preemption=engine.preemption,
+            victim_rule=engine.victim_rule,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+            draft_method=engine.drafts.method,
+            max_draft_tokens=engine.drafts.max_tokens,
+            tail_tokens=self._model.tail_tokens,
             max_queued_requests=engine.limits.max_queued_requests,
             max_queued_tokens=engine.limits.max_queued_tokens,
             vision_target=self.vision_replicas,
@@ -126,7 +133,8 @@ class LaunchPlan:
 
     def gateways(self) -> list[GatewaySettings]:
         """For all gateways; more than one share the port."""
-        grpc = self.config.server.grpc
+        server = self.config.server
+        grpc = server.grpc
         return [
             GatewaySettings(
                 endpoint=self.run.endpoint,
@@ -144,8 +152,12 @@ class LaunchPlan:
                 max_image_bytes=self.config.vision.limits.max_bytes,
                 max_message_bytes=grpc.max_message,
                 reflection=grpc.reflection,
+                grammar_timeout_s=server.grammar.timeout_s,
+                grammar_bytes_max=server.grammar.max_bytes,
+                sequences_max=self.config.engine.limits.max_sequences_per_request,
+                logprobs_max=self.config.engine.limits.max_logprobs,
                 reuse_port=grpc.gateways > 1,
-                stop_grace_s=self.config.server.shutdown_timeout_s,
+                stop_grace_s=server.shutdown_timeout_s,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
             )
@@ -174,6 +186,8 @@ class LaunchPlan:
                 kv_cache_bytes=engine.kv_cache_memory,
                 num_kv_blocks_max=None,
                 num_threads=self._num_threads,
+                draft_method=engine.drafts.method,
+                max_draft_tokens=engine.drafts.max_tokens,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
             )
@@ -239,3 +253,11 @@ def _check_ranks(config: Config, model: ModelConfig, machine: Machine, device: s
         raise LaunchError(f"engine.{error}") from error
     if device == "cuda" and size > machine.num_gpus:
         raise LaunchError(f"engine.tensor_parallel_size is {size}, but this machine has {machine.num_gpus} GPUs")
+
+
+def _check_drafts(config: Config, model: ModelConfig) -> None:
+    if config.engine.drafts.method == "mtp" and not model.num_draft_layers:
+        raise LaunchError(
+            f"engine.drafts.method is mtp, but this {model.architecture} checkpoint has no draft head; "
+            "set it to ngram or none"
+        )

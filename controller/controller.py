@@ -14,15 +14,18 @@ from itertools import islice
 
 import psutil
 
-from airside.controller import vision_ledger as vision
 from airside.controller.engine_host import EngineHost
 from airside.controller.front_desk import FrontDesk
 from airside.controller.gauges import gather_gauges, gather_peers
+from airside.controller.grammar_desk import GrammarDesk
 from airside.controller.peers import FIRST_MESSAGES, Peers, Role
-from airside.controller.plan_message import output_batch, plan_message
-from airside.controller.segments import unlink_segment
+from airside.controller.plan_message import output_frame, plan_frame
+from airside.controller.post import Post
+from airside.controller.rank_desk import RankDesk
 from airside.controller.step_clock import StepClock
 from airside.controller.supervisor_desk import SupervisorDesk, stuck_message
+from airside.controller.vision_desk import VisionDesk
+from airside.controller.vision_ledger import VisionLedger
 from airside.proto import messages as msg
 from airside.proto.channel import Envelope, Hub
 from airside.proto.settings import ControllerSettings
@@ -47,15 +50,18 @@ class Controller:
     def __init__(self, settings: ControllerSettings, hub: Hub) -> None:
         self._settings = settings
         self._hub = hub
-        self._host = EngineHost(settings)
-        self._step_applied = False  # a step was closed in this turn
-        self._step_began = 0.0  # when the last step was sent
-        self._ledger = vision.VisionLedger(settings.image_job_attempts_max)
-        self._desk = FrontDesk(self._host, takes_images=settings.image_token_id is not None)
+        self._post = Post(hub)
         self._peers = Peers()
+        self._host = EngineHost(settings)
+        self._desk = FrontDesk(self._host, takes_images=settings.image_token_id is not None)
+        self._grammars = GrammarDesk(self._host, self._post)
+        self._ranks = RankDesk(self._host, self._grammars, self._peers, self._post)
+        self._ledger = VisionLedger(settings.image_job_attempts_max)
+        self._vision = VisionDesk(self._ledger, self._host, self._desk, self._post)
         self._supervision = SupervisorDesk(settings)
         self._clock = StepClock()
-        self._told: msg.EngineState | None = None  # what the gateways know
+        self._oldest_since = 0.0  # when the oldest step in flight became that
+        self._told = self._state()  # what the gateways know
         self._stop_why: str | None = None
         self._next_watch = 0.0
         self._turn_again = False  # something changed that no message tells of
@@ -70,8 +76,9 @@ class Controller:
             for envelope in islice(self._hub.receive(self._wait_ms()), TURN_MESSAGES_MAX):
                 self._handle(envelope)
             self._desk.expire(time.time())
-            self._start_step()
+            self._start_steps()
             self._reply()
+            self._tell_state()
             self._watch()
         self._shut_down(self._stop_why)
 
@@ -88,46 +95,80 @@ class Controller:
         wait_s = TICK_S if deadline is None else min(TICK_S, max(0.0, deadline - time.time()))
         return int(wait_s * 1000) + (wait_s < TICK_S)  # rounded up, so that the deadline has passed afterwards
 
-    def _start_step(self) -> None:
-        """Plans the next step and sends it to every rank, if there is something to compute and nothing in flight."""
-        with self._clock.working():
-            plan = self._host.schedule(time.time())
-            if plan is None:
-                return
-            self._step_began = time.monotonic()
-            self._ledger.begin_step(image[0] for image in plan.images)
-            message = plan_message(plan, self._ledger)
-            for rank in self._host.ranks:
-                self._send(rank, message)
+    def _start_steps(self) -> None:
+        """Plans steps and sends them to every rank, as far ahead as the engine looks."""
+        self._clock.start()
+        while (plan := self._host.schedule(time.time())) is not None:
+            self._clock.lap("schedule")
+            self._ledger.begin_step([image[0] for image in plan.images])
+            frame = plan_frame(plan, self._ledger)
+            self._clock.lap("build")
+            if self._host.steps_in_flight == 1:
+                self._oldest_since = time.monotonic()
+            self._post.send_frame(self._host.ranks, frame)
+            self._clock.lap("send")
+        self._clock.lap("schedule")
+
+    def _on_step_result(self, peer: str, result: msg.StepResult) -> None:
+        self._clock.start()
+        try:
+            is_current = self._host.apply(peer, result, time.time())
+        except ValueError as error:
+            self._lose(peer, f"its result of step {result.step_id} is malformed: {error}")
+            return
+        if is_current:
+            self._oldest_since = time.monotonic()
+            self._vision.perform(self._ledger.close_step())
+            self._clock.lap("apply")
+            self._clock.end_step()
 
     def _reply(self) -> None:
         """Sends the gateways what their sequences made since the last time, and lets go of those that ended."""
         engine = self._host.engine
         if engine is None:
             return
-        with self._clock.working():
-            while outputs := engine.take_outputs():
-                for output in outputs:
-                    gateway = self._desk.gateways.name(output.client)
-                    if gateway is not None:
-                        self._send(gateway, output_batch(output))
-                    for finish in output.finished:
-                        self._desk.end(finish.seq_id)
-                        self._perform(self._ledger.end(finish.seq_id))
-        if self._step_applied:
-            self._step_applied = False
-            self._clock.end_step()
+        self._clock.start()
+        while outputs := engine.take_outputs():
+            for output in outputs:
+                gateway = self._desk.gateways.name(output.client)
+                if gateway is not None:
+                    frame = output_frame(output)
+                    self._clock.lap("reply")
+                    self._post.send_frame([gateway], frame)
+                    self._clock.lap("send")
+                for finish in output.finished:
+                    self._end(finish.seq_id)
+        self._clock.lap("reply")
+
+    def _end(self, seq_id: int) -> None:
+        """A sequence has ended, and its front end was told."""
+        self._desk.end(seq_id)
+        self._grammars.close(seq_id)
+        self._vision.perform(self._ledger.end(seq_id))
+
+    def _state(self) -> msg.EngineState:
+        return self._host.state(vision_ready=self._ledger.num_workers > 0)
+
+    def _tell_state(self) -> None:
+        """Tells all gateways the engine's state, if it is news."""
+        state = self._state()
+        if state != self._told:
+            self._told = state
+            for gateway in self._desk.gateways.names:
+                self._post.send(gateway, state)
 
     def _watch(self) -> None:
-        """Once a tick: gives up peers that are silent, vision workers that are stuck, and ranks whose step is."""
+        """Gives up peers that take no messages, and once a tick those that are silent or stuck in their work."""
+        self._give_up(self._post.take_undelivered(), "it is gone or takes no more messages")
         now, silence_s, step_s = time.monotonic(), self._settings.silence_timeout_s, self._settings.step_timeout_s
         if now < self._next_watch:
             return
         self._next_watch = now + TICK_S
-        computing = self._host.ranks if self._host.step_id is not None else []
-        self._give_up(self._peers.silent(now, silence_s, excused=computing), f"silent for {silence_s:g} s")
+        is_computing = self._host.steps_in_flight > 0
+        excused = self._host.ranks if is_computing else []
+        self._give_up(self._peers.silent(now, silence_s, excused), f"silent for {silence_s:g} s")
         self._give_up(self._ledger.stuck(now, JOB_SILENCE_MAX_S), f"no progress in {JOB_SILENCE_MAX_S:g} s")
-        if self._host.step_id is not None and now - self._step_began > step_s:
+        if is_computing and now - self._oldest_since > step_s:
             self._give_up(self._host.ranks, f"a step took more than {step_s:g} s (engine.step_timeout_s)")
 
     # --- messages -------------------------------------------------------------------------------------------------
@@ -150,25 +191,24 @@ class Controller:
                 self._on_add_request(peer, message, envelope.attachments)
             case msg.AbortSequence():
                 self._desk.abort(message.seq_id, message.cause)
+            case msg.StopSequence():
+                self._on_stop_sequence(peer, message)
             case msg.AbortByName():
-                self._send(peer, msg.AbortOutcome(message.query_id, self._desk.abort_by_name(message.request_id)))
+                outcome = self._desk.abort_by_name(message.request_id)
+                self._post.send(peer, msg.AbortOutcome(message.query_id, outcome))
             case msg.ScaleVision():
                 self._on_scale_vision(peer, message)
             case msg.GaugesQuery():
                 sources = self._host.engine, self._ledger, self._clock, self._hub.refused
-                self._send(peer, gather_gauges(message.query_id, *sources))
+                self._post.send(peer, gather_gauges(message.query_id, *sources))
             case msg.PeersQuery():
                 self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
                 parts = self._peers, self._host, self._ledger, self._supervision
-                self._send(peer, gather_peers(message.query_id, now, *parts))
-            case msg.Credit():
-                self._perform(self._ledger.credit(peer, message.jobs, now))
-            case msg.Shape():
-                self._perform(self._ledger.shape(peer, message, now))
-            case msg.Pixels():
-                self._perform(self._ledger.pixels_in(peer, message, now))
-            case msg.ImageFailed():
-                self._perform(self._ledger.image_failed(peer, message, now))
+                self._post.send(peer, gather_peers(message.query_id, now, *parts))
+            case msg.GrammarReady() | msg.GrammarFailed():
+                self._grammars.hear(peer, message)
+            case msg.Credit() | msg.Shape() | msg.Pixels() | msg.ImageFailed():
+                self._vision.hear(peer, message, now)
             case msg.GatewayHello():
                 self._on_gateway_hello(peer, message)
             case msg.WorkerHello():
@@ -186,8 +226,7 @@ class Controller:
             case msg.VisionPool():
                 self._supervision.note_pool(message)
             case msg.DrainVision():
-                self._perform(self._ledger.drain(message.name))
-                self._tell_state()
+                self._vision.perform(self._ledger.drain(message.name))
             case msg.Shutdown():
                 self.stop(message.why)
             case other:
@@ -203,21 +242,19 @@ class Controller:
 
     def _on_add_request(self, peer: str, request: msg.AddRequest, images: Sequence[memoryview]) -> None:
         answer = self._desk.add(peer, request, len(images), time.time())
-        self._send(peer, answer)
+        self._post.send(peer, answer)
         if isinstance(answer, msg.Accepted):
-            self._perform(self._ledger.add(request.seq_id, images, time.monotonic()))
+            self._vision.perform(self._ledger.add(request.seq_id, images, time.monotonic()))
+            if request.grammar:
+                self._grammars.open(request.seq_id, request.grammar)
         elif self._peers.get(peer) is None:  # a gateway of another controller's time: it must start afresh
             self._dismiss(peer)
 
-    def _on_step_result(self, peer: str, result: msg.StepResult) -> None:
+    def _on_stop_sequence(self, peer: str, message: msg.StopSequence) -> None:
         try:
-            with self._clock.working():
-                self._step_applied |= self._host.apply(peer, result, time.time())
-        except ValueError as error:
-            self._lose(peer, f"its result of step {result.step_id} is malformed: {error}")
-            return
-        if self._host.step_id is None:
-            self._perform(self._ledger.close_step())
+            self._desk.stop(message)
+        except TypeError:  # a number of tokens that no output can have
+            self._refuse(peer, message)
 
     # --- gateways and the supervisor ------------------------------------------------------------------------------
 
@@ -229,132 +266,53 @@ class Controller:
             self._peers.join(Role.GATEWAY, peer, hello.node, hello.pid, time.monotonic())
             self._desk.gateways.join(peer)
             _log.info("gateway_joined name=%s pid=%d", peer, hello.pid)
-        self._send(peer, self._host.state(vision_ready=self._ledger.num_workers > 0))
+        self._post.send(peer, self._state())
 
     def _on_supervisor_hello(self, peer: str, hello: msg.SupervisorHello) -> None:
         self._peers.join(Role.SUPERVISOR, peer, hello.node, hello.pid, time.monotonic())
         _log.info("supervisor_joined name=%s pid=%d", peer, hello.pid)
         for message in self._supervision.join(peer, self._peers.stuck()):
-            self._send(peer, message)
+            self._post.send(peer, message)
 
     def _on_scale_vision(self, peer: str, request: msg.ScaleVision) -> None:
         outcome = self._supervision.scale(request)
         if not outcome.refused:
             assert self._supervision.supervisor is not None
-            self._send(self._supervision.supervisor, msg.VisionTarget(outcome.replicas))
-        self._send(peer, outcome)
+            self._post.send(self._supervision.supervisor, msg.VisionTarget(outcome.replicas))
+        self._post.send(peer, outcome)
 
-    def _tell_state(self) -> None:
-        """Tells all gateways the engine's state, if it is news."""
-        state = self._host.state(vision_ready=self._ledger.num_workers > 0)
-        if state != self._told:
-            self._told = state
-            for gateway in self._desk.gateways.names:
-                self._send(gateway, state)
-
-    # --- model workers --------------------------------------------------------------------------------------------
+    # --- workers --------------------------------------------------------------------------------------------------
 
     def _on_worker_hello(self, peer: str, hello: msg.WorkerHello) -> None:
         """A rank is up. The newest launch is the one that counts; ranks of earlier ones are told to go."""
         if self._host.supersedes(hello):
             # Its ranks are told when they next speak: by now their names may be new processes'.
             self._fail_group(f"rank {hello.rank} of launch {hello.group} takes over", tell_ranks=False)
-        refusal = self._host.refusal(hello)
-        if refusal:
-            _log.error("worker_refused name=%s pid=%d why=%s", peer, hello.pid, refusal)
-            self._hub.send(peer, msg.Shutdown(refusal))
-            return
-        self._peers.join(Role.WORKER, peer, hello.node, hello.pid, time.monotonic(), hello.rank)
-        _log.info("worker_joined name=%s launch=%d num_blocks=%d", peer, hello.group, hello.num_blocks)
-        if self._host.join(peer, hello):
-            self._set_up_group()
+        self._ranks.hello(peer, hello)
 
     def _on_worker_failed(self, peer: str, failure: msg.WorkerFailed) -> None:
         """A rank ends; one that could not load its weights has said no hello before."""
         _log.error("worker_failed name=%s rank=%d detail=%r", peer, failure.rank, failure.detail)
         self._lose(peer, failure.detail)
         self._host.explain(f"rank {failure.rank} failed: {failure.detail}")
-        self._tell_state()
-
-    def _set_up_group(self) -> None:
-        """A group is whole: it gets its KV blocks, and the engine goes on where it was."""
-        setup = self._host.set_up()
-        if setup is None:
-            self._fail_group(f"it holds fewer than the {self._host.num_blocks} KV blocks that sequences count on")
-            return
-        for rank in self._host.ranks:
-            self._send(rank, setup)
-        self._tell_state()
 
     def _fail_group(self, why: str, tell_ranks: bool = True) -> None:
-        for rank in self._host.fail(why, time.time()):
-            self._peers.lose(rank)
-            if tell_ranks:
-                self._hub.send(rank, msg.Shutdown(why))
-        self._perform(self._ledger.close_step())
-        self._tell_state()
-
-    # --- vision workers -------------------------------------------------------------------------------------------
+        self._ranks.fail(why, tell_ranks)
+        self._vision.perform(self._ledger.drop_steps())
 
     def _on_vision_hello(self, peer: str, hello: msg.VisionHello) -> None:
-        """A vision worker is up. A segment name must be new: an earlier owner's pixels may still be read there."""
-        last_segment = self._ledger.segment_of(peer)
+        may_join = self._vision.may_join(peer, hello.segment)
         self._lose(peer, REPLACED)
-        if hello.segment == last_segment or self._ledger.is_orphan(hello.segment):
-            _log.error("vision_worker_refused name=%s segment=%s why=segment_in_use", peer, hello.segment)
-            self._hub.send(peer, msg.Shutdown(f"segment {hello.segment} was used before; choose a new name"))
-            return
-        self._peers.join(Role.VISION_WORKER, peer, hello.node, hello.pid, time.monotonic())
-        self._ledger.join(peer, hello.segment)
-        _log.info("vision_worker_joined name=%s pid=%d segment=%s", peer, hello.pid, hello.segment)
-        self._tell_state()
+        if may_join:
+            self._peers.join(Role.VISION_WORKER, peer, hello.node, hello.pid, time.monotonic())
+            self._vision.join(peer, hello)
 
     def _on_goodbye(self, peer: str) -> None:
-        self._perform(self._ledger.lose(peer, time.monotonic()))
+        self._vision.lose(peer)
         self._peers.leave(peer)
         _log.info("vision_worker_left name=%s", peer)
-        self._tell_state()
-
-    def _perform(self, effects: Sequence[vision.Effect]) -> None:
-        """Does what the ledger says is to be done."""
-        for effect in effects:
-            match effect:
-                case vision.Send():
-                    self._send(effect.peer, effect.message, effect.attachments)
-                case vision.ShapeKnown():
-                    self._on_shape_known(effect)
-                case vision.PixelsReady():
-                    self._on_pixels_ready(effect)
-                case vision.VisionFailed():
-                    self._fail_vision(effect.seq_id, effect.detail)
-                case vision.SegmentUnused():
-                    unlink_segment(effect.segment)
-
-    def _on_shape_known(self, shape: vision.ShapeKnown) -> None:
-        engine = self._host.engine
-        assert engine is not None
-        try:
-            engine.set_shape(shape.seq_id, shape.image_index, shape.expansion)
-        except ValueError as error:
-            self._fail_vision(shape.seq_id, f"image {shape.image_index}: {error}")
-
-    def _on_pixels_ready(self, ready: vision.PixelsReady) -> None:
-        engine, gateway = self._host.engine, self._desk.gateway_of(ready.seq_id)
-        assert engine is not None
-        if engine.set_ready(ready.seq_id, ready.image_index) and gateway is not None:
-            self._send(gateway, msg.ImageReady(ready.seq_id, ready.image_index, ready.num_tokens, ready.process_s))
-
-    def _fail_vision(self, seq_id: int, detail: str) -> None:
-        assert self._host.engine is not None
-        self._host.engine.fail_vision(seq_id, detail)
-        self._turn_again = True
 
     # --- losses and the end ---------------------------------------------------------------------------------------
-
-    def _send(self, peer: str, message: msg.Message, attachments: Sequence[memoryview] = ()) -> None:
-        """Sends a message; a peer that does not take it is lost."""
-        if not self._hub.send(peer, message, attachments):
-            self._give_up([peer], "it is gone or takes no more messages")
 
     def _give_up(self, names: Sequence[str], why: str) -> None:
         """Loses peers whose processes may live on, and would be missed for ever: the supervisor is to end them."""
@@ -364,7 +322,7 @@ class Controller:
             self._lose(peer.name, why)  # of ranks, the first takes the others with it
         for peer in peers:
             if self._supervision.supervisor is not None:
-                self._send(self._supervision.supervisor, stuck_message(peer))
+                self._post.send(self._supervision.supervisor, stuck_message(peer))
 
     def _lose(self, name: str, why: str) -> None:
         """Goes on without a peer. Unknown and lost ones are fine."""
@@ -379,22 +337,23 @@ class Controller:
             case Role.WORKER if name in self._host.ranks:
                 self._fail_group(f"rank {peer.rank} was lost: {why}")
             case Role.VISION_WORKER:
-                self._perform(self._ledger.lose(name, time.monotonic()))
-                self._tell_state()
+                self._vision.lose(name)
             case Role.SUPERVISOR if name == self._supervision.supervisor:
                 self._supervision.leave()
 
     def _dismiss(self, name: str) -> None:
         """Tells a lost peer that it is; a vision worker only once nobody needs its segment, which goes with it."""
         if not self._ledger.needs_segment_of(name):
-            self._hub.send(name, msg.Shutdown("this controller does not count on you; say hello in a new process"))
+            self._post.last_word(
+                name, msg.Shutdown("this controller does not count on you; say hello in a new process")
+            )
 
     def _shut_down(self, why: str) -> None:
         """Ends every sequence, sends what is left, tells the workers to go."""
         num_live = self._desk.abort_all("server is shutting down")
         _log.info("controller_stopping why=%s live_sequences=%d", why, num_live)
         self._host.close(time.time())
-        self._perform(self._ledger.close_step())
+        self._vision.perform(self._ledger.drop_steps())
         self._reply()
         for name in [*self._host.ranks, *self._ledger.worker_states()]:
-            self._hub.send(name, msg.Shutdown(why))
+            self._post.last_word(name, msg.Shutdown(why))

@@ -10,6 +10,7 @@ The engine is made once, by the first whole group; it outlives every group, and 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from enum import Enum
 
 from airside import _core
@@ -30,14 +31,15 @@ class EngineStatus(Enum):
 
 
 class EngineHost:
-    """Keeps the engine, its current group of ranks, and the one step in flight. Knows no sockets and no clock."""
+    """Keeps the engine, its current group of ranks, and the steps in flight. Knows no sockets and no clock."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self.engine: _core.Engine | None = None
         self.status = EngineStatus.STARTING
         self.detail = "waiting for the model workers"
         self.num_blocks = 0  # KV blocks of the engine; 0 before there is one
-        self.step_id: int | None = None  # the step in flight
+        self.num_state_slots = 0  # the engine's; 0 for a model without fixed-size state
+        self._in_flight: deque[int] = deque()  # ids of steps that the ranks have, oldest first
         self._settings = settings
         self._group: WorkerGroup | None = None
         self._group_min = 0  # launches before this one are stale
@@ -60,10 +62,15 @@ class EngineHost:
         """Bus names of the current group's ranks, as far as they are up."""
         return [] if self._group is None else self._group.names
 
+    @property
+    def speaker(self) -> str | None:
+        """Bus name of the rank that speaks for the current group, once the group is set up."""
+        return None if self._group is None or self.status is not EngineStatus.READY else self._group.speaker
+
     def rank_states(self) -> dict[str, str]:
         """ "starting", "ready" or "busy" by rank."""
         starting = self.status is not EngineStatus.READY
-        return dict.fromkeys(self.ranks, "starting" if starting else "ready" if self.step_id is None else "busy")
+        return dict.fromkeys(self.ranks, "starting" if starting else "busy" if self._in_flight else "ready")
 
     def supersedes(self, hello: WorkerHello) -> bool:
         """Whether this hello means that the current group is no more: a newer launch, or a rank started anew."""
@@ -89,17 +96,24 @@ class EngineHost:
         self._is_explained = False
         return self._group.is_whole
 
-    def set_up(self) -> KvSetup | None:
-        """Makes the engine ready to step with a whole group; the message is for every rank.
+    def shortage(self) -> str:
+        """What a whole group lacks of that which the engine counts on already; "" when it can be set up."""
+        assert self._group is not None
+        if self.engine is None:
+            return ""
+        if self._group.num_blocks < self.num_blocks:
+            return f"it holds fewer than the {self.num_blocks} KV blocks that sequences count on"
+        if self._group.num_state_slots < self.num_state_slots:
+            return f"it holds fewer than the {self.num_state_slots} state slots that sequences count on"
+        return ""
 
-        None: the group holds fewer KV blocks than the engine already counts on, and must be failed.
-        """
+    def set_up(self) -> KvSetup:
+        """Makes the engine ready to step with a whole group that lacks nothing; the message is for every rank."""
         assert self._group is not None
         assert self._group.is_whole
         if self.engine is None:
-            self.engine, self.num_blocks = make_engine(self._settings, self._group.num_blocks), self._group.num_blocks
-        if self._group.num_blocks < self.num_blocks:
-            return None
+            self.num_blocks, self.num_state_slots = self._group.num_blocks, self._group.num_state_slots
+            self.engine = make_engine(self._settings, self.num_blocks, self.num_state_slots)
         self.status, self.detail = EngineStatus.READY, ""
         _log.info("engine_ready launch=%d num_blocks=%d", self._group.number, self.num_blocks)
         return KvSetup(self.num_blocks)
@@ -108,36 +122,53 @@ class EngineHost:
         """The group is no more: all KV is lost, its sequences wait for the next launch. Returns the ranks it had."""
         if self._group is None:
             return []
-        number, ranks = self._group.number, self._group.names
-        _log.error("worker_group_lost launch=%d step_id=%s why=%s next=wait_for_launch", number, self.step_id, why)
+        number, ranks, steps = self._group.number, self._group.names, list(self._in_flight)
+        _log.error("worker_group_lost launch=%d steps=%s why=%s next=wait_for_launch", number, steps, why)
         self._group, self._group_min = None, number + 1
         if self.engine is not None:
             self.engine.fail_step(now)
             self.status = EngineStatus.RECOVERING
-        self.step_id, self.detail, self._is_explained = None, why, False
+        self._in_flight.clear()
+        self.detail, self._is_explained = why, False
         return ranks
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that the ranks have and that no result has closed."""
+        return len(self._in_flight)
+
     def schedule(self, now: float) -> _core.StepPlan | None:
-        """The next step, in flight from now on; None while one is, without workers, or with nothing to compute."""
-        if self.engine is None or self.status is not EngineStatus.READY or self.step_id is not None:
+        """The next step, in flight from now on; None when there are enough, no workers, or nothing to compute."""
+        if self.engine is None or self.status is not EngineStatus.READY:
             return None
         plan = self.engine.schedule(now)
         if plan is not None:
-            self.step_id = plan.step_id
+            self._in_flight.append(plan.step_id)
         return plan
 
     def apply(self, peer: str, result: StepResult, now: float) -> bool:
-        """Closes the step in flight. False: the result is of another step or another group, and changed nothing.
+        """Closes the oldest step in flight. False: the result is of a step or a group that is over; nothing changed.
 
-        Raises ValueError when the result does not fit the plan; the step is then still open.
+        Raises ValueError when the result does not fit its plan, or passes an older one; no step is closed then.
         """
-        if self.engine is None or self._group is None or peer != self._group.speaker or result.step_id != self.step_id:
+        if self.engine is None or peer != self.speaker or result.step_id not in self._in_flight:
             _log.debug("step_result_stale step_id=%d peer=%s", result.step_id, peer)
             return False
-        self.engine.apply(result.step_id, result.sampled, now)
-        self.step_id = None
+        if result.step_id != self._in_flight[0]:
+            raise ValueError(f"it comes before that of step {self._in_flight[0]}")
+        self.engine.apply(
+            result.step_id,
+            result.sampled,
+            now,
+            logprobs=result.logprobs,
+            prompt_logprobs=result.prompt_logprobs,
+            num_drafts=result.num_drafts,
+            draft_tokens=result.draft_tokens,
+            draft_confidences=result.draft_confidences,
+        )
+        self._in_flight.popleft()
         return True
 
     def explain(self, why: str) -> None:
@@ -146,7 +177,7 @@ class EngineHost:
             self.detail, self._is_explained = why, True
 
     def close(self, now: float) -> None:
-        """Gives up the step in flight, so that sequences aborted in it can end."""
-        if self.engine is not None and self.step_id is not None:
+        """Gives up the steps in flight, so that sequences aborted in them can end."""
+        if self.engine is not None and self._in_flight:
             self.engine.fail_step(now)
-            self.step_id = None
+            self._in_flight.clear()

@@ -7,8 +7,8 @@ from airside.proto.messages import AddRequest
 from airside.proto.settings import ControllerSettings
 
 
-def make_engine(settings: ControllerSettings, num_blocks: int) -> Engine:
-    """An engine over this many KV blocks. Raises ValueError on limits that make no sense together."""
+def make_engine(settings: ControllerSettings, num_blocks: int, num_state_slots: int) -> Engine:
+    """An engine over this many KV blocks and state slots. Raises ValueError on limits that make no sense together."""
     return Engine(
         EngineConfig(
             num_blocks=num_blocks,
@@ -20,6 +20,13 @@ def make_engine(settings: ControllerSettings, num_blocks: int) -> Engine:
             prefill_first=settings.prefill_first,
             strict_fifo=settings.strict_fifo,
             preemption=settings.preemption,
+            victim_rule=settings.victim_rule,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            async_scheduling=settings.async_scheduling,
+            draft_method=settings.draft_method,
+            max_draft_tokens=settings.max_draft_tokens,
+            num_state_slots=num_state_slots,
+            tail_tokens=settings.tail_tokens,
             image_token_id=settings.image_token_id,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
@@ -47,4 +54,19 @@ def make_request(message: AddRequest, client: int) -> Request:
         top_p=message.top_p,
         min_p=message.min_p,
         seed=message.seed,
+        user=message.user,
+        cache_salt=message.cache_salt,
+        image_hashes=message.image_hashes,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=message.logit_bias,
+        allowed_token_ids=message.allowed_token_ids,
+        logprobs=message.logprobs,
+        prompt_logprobs=message.prompt_logprobs,
+        structured=bool(message.grammar),
+        drafts_max=message.drafts_max,
+        golden_tokens=message.golden_tokens,
+        golden_mode=message.golden_mode,
+        golden_acceptance=message.golden_acceptance,
     )

@@ -6,7 +6,7 @@ from airside.controller.engine_host import EngineHost, EngineStatus
 from airside.controller.engine_setup import make_request
 from airside.controller.front_ends import FrontEnds
 from airside.controller.live_requests import LiveRequest, LiveRequests
-from airside.proto.messages import Accepted, AddRequest, Rejected
+from airside.proto.messages import Accepted, AddRequest, Rejected, StopSequence
 
 
 class FrontDesk:
@@ -31,7 +31,8 @@ class FrontDesk:
         engine, client = self._host.engine, self.gateways.number(gateway)
         assert engine is not None
         assert client is not None
-        self._requests.add(LiveRequest(request.seq_id, request.request_id, client), request.deadline)
+        live = LiveRequest(request.seq_id, request.request_id, client, request.arrival)
+        self._requests.add(live, request.deadline)
         return Accepted(request.seq_id, engine.queue_position(request.seq_id))
 
     def abort(self, seq_id: int, cause: str) -> bool:
@@ -41,12 +42,19 @@ class FrontDesk:
             return False
         return engine.abort(seq_id, cause)
 
+    def stop(self, message: StopSequence) -> None:
+        """Ends a sequence as stopped after so many tokens, unless it has ended already. Raises TypeError."""
+        engine = self._host.engine
+        if engine is not None and self._requests.get(message.seq_id) is not None:
+            engine.stop(message.seq_id, message.num_tokens, message.detail)
+
     def abort_by_name(self, request_id: str) -> str:
-        """Ends the live sequence of a request id. Returns an `AbortOutcome`'s word."""
-        seq_id = self._requests.seq_id(request_id)
-        if seq_id is not None and self.abort(seq_id, "aborted by Control.Abort"):
+        """Ends all live sequences of a request id. Returns an `AbortOutcome`'s word."""
+        live = self._requests.of_name(request_id)
+        aborted = [seq_id for seq_id in live if self.abort(seq_id, "aborted by Control.Abort")]
+        if aborted:
             return "aborted"
-        return "already_finished" if seq_id is not None or self._requests.has_ended(request_id) else "unknown"
+        return "already_finished" if live or self._requests.has_ended(request_id) else "unknown"
 
     def abort_all(self, cause: str) -> int:
         """Ends every sequence. Returns how many there were."""
@@ -83,9 +91,10 @@ class FrontDesk:
         """The code and detail of what the controller has against a request."""
         if self._host.engine is None or self._host.status is not EngineStatus.READY:
             return "unavailable", f"the engine is {self._host.status.value}: {self._host.detail}"
-        if self.gateways.number(gateway) is None:
+        client = self.gateways.number(gateway)
+        if client is None:
             return "unavailable", "the gateway has not said hello"
-        if self._requests.seq_id(request.request_id) is not None:
+        if not self._requests.may_share(request.request_id, client, request.arrival):
             return "duplicate_id", f"request {request.request_id!r} is running; choose another id or abort it"
         if self._requests.get(request.seq_id) is not None:
             return "invalid", f"sequence {request.seq_id} is live already"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airside._core import Engine
+from airside._core import Engine, Stats
 from airside.controller.engine_host import EngineHost
 from airside.controller.peers import Peers
 from airside.controller.step_clock import StepClock
@@ -22,21 +22,34 @@ def gather_gauges(
         "vision_workers": ledger.num_workers,
         "controller_step_s": clock.median_s,
     }
-    stats = None if engine is None else engine.stats()
-    if stats is not None:
-        gauges |= {
-            "num_requests_running": stats.num_running,
-            "num_requests_waiting": stats.num_waiting,
-            "kv_blocks_total": stats.blocks_total,
-            "kv_blocks_live": stats.blocks_live,
-            "kv_blocks_free": stats.blocks_free,
-            "num_preemptions": stats.num_preemptions,
-            "recomputed_tokens": stats.recomputed_tokens,
-            "steps": stats.steps,
-            "prompt_tokens": stats.prompt_tokens,
-            "generation_tokens": stats.generation_tokens,
-        }
-    return msg.Gauges(query_id, gauges, dict(stats.finished) if stats else {}, dict(refused))
+    finished: dict[str, int] = {}
+    if engine is not None:
+        stats = engine.stats()
+        gauges |= _engine_gauges(stats)
+        finished = dict(stats.finished)
+    return msg.Gauges(query_id, gauges, finished, dict(refused), clock.medians_s())
+
+
+def _engine_gauges(stats: Stats) -> dict[str, float]:
+    return {
+        "num_requests_running": stats.num_running,
+        "num_requests_waiting": stats.num_waiting,
+        "kv_blocks_total": stats.blocks_total,
+        "kv_blocks_live": stats.blocks_live,
+        "kv_blocks_cached": stats.blocks_cached,
+        "kv_blocks_free": stats.blocks_free,
+        "num_preemptions": stats.num_preemptions,
+        "recomputed_tokens": stats.recomputed_tokens,
+        "steps": stats.steps,
+        "prompt_tokens": stats.prompt_tokens,
+        "generation_tokens": stats.generation_tokens,
+        "prefix_cache_queries": stats.prefix_cache_queries,
+        "prefix_cache_hits": stats.prefix_cache_hits,
+        "draft_tokens": stats.draft_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "state_slots_total": stats.state_slots_total,
+        "state_slots_live": stats.state_slots_live,
+    }
 
 
 def gather_peers(

@@ -18,8 +18,9 @@ class LiveRequest:
     """What the controller itself must know of a live sequence."""
 
     seq_id: int
-    request_id: str
+    request_id: str  # of several sequences, when they are the continuations of one request
     client: int
+    arrival: float  # unix time of the call
 
 
 class LiveRequests:
@@ -27,16 +28,16 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._by_seq: dict[int, LiveRequest] = {}
-        self._by_name: dict[str, int] = {}
+        self._by_name: dict[str, list[LiveRequest]] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; entries of ended sequences go when met, or are swept
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def add(self, request: LiveRequest, deadline: float | None) -> None:
         """A sequence was accepted."""
         assert request.seq_id not in self._by_seq, request
-        assert request.request_id not in self._by_name, request
+        assert self.may_share(request.request_id, request.client, request.arrival), request
         self._by_seq[request.seq_id] = request
-        self._by_name[request.request_id] = request.seq_id
+        self._by_name.setdefault(request.request_id, []).append(request)
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request.seq_id))
             self._sweep_deadlines()
@@ -44,6 +45,10 @@ class LiveRequests:
     def end(self, seq_id: int) -> None:
         """A sequence has ended."""
         request = self._by_seq.pop(seq_id)
+        same_name = self._by_name[request.request_id]
+        same_name.remove(request)
+        if same_name:
+            return
         del self._by_name[request.request_id]
         self._ended[request.request_id] = None
         self._ended.move_to_end(request.request_id)
@@ -54,12 +59,20 @@ class LiveRequests:
         """The live sequence of this id."""
         return self._by_seq.get(seq_id)
 
-    def seq_id(self, request_id: str) -> int | None:
-        """The live sequence of this request id."""
-        return self._by_name.get(request_id)
+    def may_share(self, request_id: str, client: int, arrival: float) -> bool:
+        """Whether a sequence may have this request id: nobody does, or only other continuations of the same call.
+
+        Those come from the same front end with the very same time of arrival; another call has another one.
+        """
+        live = self._by_name.get(request_id, ())
+        return all(other.client == client and other.arrival == arrival for other in live)
+
+    def of_name(self, request_id: str) -> list[int]:
+        """The live sequences of this request id, oldest first."""
+        return [request.seq_id for request in self._by_name.get(request_id, ())]
 
     def has_ended(self, request_id: str) -> bool:
-        """Whether a request of this id ended not long ago."""
+        """Whether a request of this id ended, with all its sequences, not long ago."""
         return request_id in self._ended
 
     def of_client(self, client: int) -> list[int]:

@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
+
 from airside import _core
 from airside.controller.vision_ledger import VisionLedger
-from airside.proto.messages import FinishedRow, ImageRow, OutputBatch, StepPlan
+from airside.proto.codec import encode_fields
+from airside.proto.messages import FinishedRow, ImageRow, OpenedRow, OutputBatch, StepPlan
 
 
-def plan_message(plan: _core.StepPlan, ledger: VisionLedger) -> StepPlan:
-    """The engine's plan, with the place of each image's pixels."""
-    return StepPlan(
-        step_id=plan.step_id,
-        seq_ids=plan.seq_ids,
-        num_computed=plan.num_computed,
-        num_new=plan.num_new,
-        token_ids=plan.token_ids,
-        num_blocks=plan.num_blocks,
-        block_tables=plan.block_tables,
-        sampled=plan.sampled,
-        temperature=plan.temperature,
-        top_k=plan.top_k,
-        top_p=plan.top_p,
-        min_p=plan.min_p,
-        seed=plan.seed,
-        position=plan.position,
-        banned=plan.banned,
-        images=[
+class _Columns:
+    """Reads the fields of a message from a value of the engine that has them by the same names."""
+
+    def __init__(self, cls: type) -> None:
+        self._names = [field.name for field in dataclasses.fields(cls)]
+        self._read = operator.attrgetter(*self._names)
+
+    def read(self, value: object) -> list[object]:
+        """All fields, in the message's order."""
+        return list(self._read(value))
+
+    def place(self, name: str) -> int:
+        """Where a field is among them."""
+        return self._names.index(name)
+
+
+_PLAN, _OUTPUT, _OPENED, _FINISH = map(_Columns, (StepPlan, OutputBatch, OpenedRow, FinishedRow))
+_PLAN_IMAGES, _PLAN_OPENED = _PLAN.place("images"), _PLAN.place("opened")
+_OUTPUT_FINISHED = _OUTPUT.place("finished")
+
+
+def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
+    """The engine's plan as an encoded `StepPlan`, with the place of each image's pixels.
+
+    Here and below the columns go into the frame as they are: a message in between would cost more than all the rest.
+    """
+    fields = _PLAN.read(plan)
+    if plan.images:
+        fields[_PLAN_IMAGES] = [
             ImageRow(seq_id, image_index, start, count, ledger.pixels(seq_id, image_index))
             for seq_id, image_index, start, count in plan.images
-        ],
-    )
+        ]
+    if plan.opened:
+        fields[_PLAN_OPENED] = [_OPENED.read(row) for row in plan.opened]
+    return encode_fields(StepPlan, fields)
 
 
-def output_batch(output: _core.ClientOutput) -> OutputBatch:
-    """One front end's new tokens and ends."""
-    return OutputBatch(
-        seq_ids=output.seq_ids,
-        num_tokens=output.num_tokens,
-        token_ids=output.token_ids,
-        finished=[_finished_row(finish) for finish in output.finished],
-    )
-
-
-def _finished_row(finish: _core.Finish) -> FinishedRow:
-    return FinishedRow(
-        seq_id=finish.seq_id,
-        reason=finish.reason,
-        detail=finish.detail,
-        prompt_tokens=finish.prompt_tokens,
-        image_tokens=finish.image_tokens,
-        completion_tokens=finish.completion_tokens,
-        preemptions=finish.preemptions,
-        queued_s=finish.queued_s,
-        time_to_first_token_s=finish.time_to_first_token_s,
-        decode_s=finish.decode_s,
-    )
+def output_frame(output: _core.ClientOutput) -> bytes:
+    """One front end's new tokens and ends, as an encoded `OutputBatch`."""
+    fields = _OUTPUT.read(output)
+    if output.finished:
+        fields[_OUTPUT_FINISHED] = [_FINISH.read(row) for row in output.finished]
+    return encode_fields(OutputBatch, fields)

@@ -10,7 +10,7 @@ the image was given to; any other is stale and changes nothing, but a slab that 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -113,9 +113,9 @@ class VisionLedger:
         self._queue: OrderedDict[ImageKey, _Image] = OrderedDict()
         self._workers: dict[str, _VisionWorker] = {}
         self._leases: Counter[str] = Counter()  # slabs of each segment that are ours
-        self._pinned: frozenset[int] = frozenset()  # sequences whose pixels the step in flight reads
+        self._steps: deque[frozenset[int]] = deque()  # per step in flight, the sequences whose pixels it reads
         self._orphans: dict[str, str] = {}  # leased segments of lost workers, and whose they were
-        self._held: list[PixelsRef] = []  # leases of ended sequences that the step in flight still reads
+        self._held: list[tuple[int, PixelsRef]] = []  # leases of ended sequences that steps in flight still read
 
     # --- sequences ------------------------------------------------------------------------------------------------
 
@@ -137,22 +137,31 @@ class VisionLedger:
             if image.worker is not None:
                 self._workers[image.worker].jobs.pop(image.key)
                 effects.append(Send(image.worker, Cancel(*image.key, image.epoch)))
-            if image.pixels is not None and seq_id in self._pinned:
-                self._held.append(image.pixels)
+            if image.pixels is not None and self._is_read(seq_id):
+                self._held.append((seq_id, image.pixels))
             elif image.pixels is not None:
                 effects += self._release(image.pixels)
         return effects
 
     def begin_step(self, seq_ids: Iterable[int]) -> None:
-        """A step that reads these sequences' pixels is in flight: their slabs stay until `close_step`."""
-        assert not self._pinned
-        assert not self._held
-        self._pinned = frozenset(seq_ids)
+        """A step that reads these sequences' pixels is in flight: their slabs stay until no such step is."""
+        self._steps.append(frozenset(seq_ids))
 
     def close_step(self) -> list[Effect]:
-        """The step is over, done or lost."""
-        held, self._held, self._pinned = self._held, [], frozenset()
-        return [effect for pixels in held for effect in self._release(pixels)]
+        """The oldest step in flight is done."""
+        self._steps.popleft()
+        if not self._held:
+            return []
+        over = [pixels for seq_id, pixels in self._held if not self._is_read(seq_id)]
+        self._held = [(seq_id, pixels) for seq_id, pixels in self._held if self._is_read(seq_id)]
+        return [effect for pixels in over for effect in self._release(pixels)]
+
+    def drop_steps(self) -> list[Effect]:
+        """All steps in flight are lost, and nobody reads for them any more."""
+        effects: list[Effect] = []
+        while self._steps:
+            effects += self.close_step()
+        return effects
 
     def pixels(self, seq_id: int, image_index: int) -> PixelsRef:
         """Where the pixels of a ready image of a live sequence are."""
@@ -290,12 +299,18 @@ class VisionLedger:
         assert len(self._queue) == sum(image.state is ImageState.QUEUED for image in images)
         assert sum(len(w.jobs) for w in self._workers.values()) == sum(image.worker is not None for image in images)
         assert all(worker.credits >= 0 for worker in self._workers.values())
-        leased = [image.pixels.segment for image in images if image.pixels] + [pixels.segment for pixels in self._held]
+        assert all(self._is_read(seq_id) for seq_id, _ in self._held)
+        leased = [image.pixels.segment for image in images if image.pixels] + [
+            pixels.segment for _, pixels in self._held
+        ]
         assert Counter(leased) == self._leases
         owned = {worker.segment for worker in self._workers.values()}
         assert set(self._orphans) == set(self._leases) - owned
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _is_read(self, seq_id: int) -> bool:
+        return any(seq_id in step for step in self._steps)
 
     def _dispatch(self, now: float) -> list[Effect]:
         """Gives queued images, oldest first, to the workers with credit and the fewest jobs in hand."""

@@ -42,3 +42,8 @@ class WorkerGroup:
     def num_blocks(self) -> int:
         """KV blocks that every rank can hold."""
         return min(hello.num_blocks for _, hello in self._ranks.values())
+
+    @property
+    def num_state_slots(self) -> int:
+        """Sequences whose fixed-size state every rank can hold."""
+        return min(hello.num_state_slots for _, hello in self._ranks.values())

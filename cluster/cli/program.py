@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from airside.cluster.cli import generate_options as options
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A distributed model server.")
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 scale_app = typer.Typer(no_args_is_help=True, help="Change the number of processes while serving.")
@@ -96,30 +98,69 @@ def status(address: Address = None) -> None:
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt, or with --chat the user's message.")],
-    image: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="An image file; repeatable.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="At most this many new tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Fixes the random numbers.")] = None,
+    prompt: options.Prompt,
+    image: options.Images = None,
+    chat: options.Chat = False,
+    max_tokens: options.MaxTokens = None,
+    stop: options.StopStrings = None,
+    n: options.NumContinuations = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logprobs: options.Logprobs = None,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    choice: options.Choices = None,
+    user: options.User = "",
     address: Address = None,
 ) -> None:
     """Generate text, shown as it is made, then one line of usage on stderr."""
-    from airside.cluster.cli.generate_view import show_events, with_marks
-    from airside.cluster.client import Client, Options, user_message
+    from airside.cluster.client import Options
 
-    images = [path.read_bytes() for path in image or []]
-    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    chosen = Options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop_strings=stop or (),
+        logprobs=logprobs,
+        n=n,
+        user=user,
+        json_schema=None if json_schema is None else json_schema.read_text(encoding="utf-8"),
+        json_object=json_object,
+        regex=regex,
+        choices=choice or (),
+    )
+    if not _generate(prompt, [path.read_bytes() for path in image or []], chat, chosen, address):
+        raise typer.Exit(FAILURE)
+
+
+def _generate(prompt: str, images: list[bytes], chat: bool, chosen: Any, address: str | None) -> bool:
+    """Whether it ended well. `chosen`: Any, since the client is not imported up here."""
+    from airside.cluster.cli.generate_view import show_events, with_marks
+    from airside.cluster.client import Client, user_message
+
+    try:
+        chosen.structure()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     with Client(_address(address)) as client:
         if chat:
-            events = client.chat([user_message(prompt, images)], options)
+            events = client.chat([user_message(prompt, images)], chosen)
         else:
-            events = client.generate(with_marks(prompt, images, client), images, options)
-        ended_well = show_events(events, sys.stdout, sys.stderr)
-    if not ended_well:
-        raise typer.Exit(FAILURE)
+            events = client.generate(with_marks(prompt, images, client), images, chosen)
+        return show_events(events, sys.stdout, sys.stderr)
 
 
 @scale_app.command("vision")

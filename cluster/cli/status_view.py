@@ -36,6 +36,11 @@ def summary_lines(info: pb.ServerInfo, reply: pb.ListWorkersReply) -> list[str]:
         f"KV blocks: {gauges.kv_blocks_live} of {gauges.kv_blocks_total} in use; "
         f"tokens: {gauges.prompt_tokens} read, {gauges.generation_tokens} made",
     ]
+    if gauges.prefix_cache_queries:
+        hits, queries = gauges.prefix_cache_hits, gauges.prefix_cache_queries
+        lines.append(f"prefix cache: {hits} of {queries} prompt tokens found, {gauges.kv_blocks_cached} blocks kept")
+    if gauges.draft_tokens:
+        lines.append(f"drafts: {gauges.accepted_tokens} of {gauges.draft_tokens} tokens accepted")
     if info.accepts_images:
         pending = f" ({reply.vision_pending})" if reply.vision_pending else ""
         lines.append(

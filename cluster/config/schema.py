@@ -117,10 +117,22 @@ class ModelBlock(Block):
 
 
 class EngineLimits(Block):
-    """What may wait; more is refused at once."""
+    """What may wait, and what one request may ask for; more is refused at once."""
 
     max_queued_requests: Count = Field(default=256, description="requests that wait for their first step")
     max_queued_tokens: Count = Field(default=200_000, description="prompt tokens of those requests together")
+    max_sequences_per_request: Count = Field(default=16, description="continuations of one prompt: n")
+    max_logprobs: int = Field(default=20, ge=0, description="alternatives shown with each token's log-probability")
+
+
+class DraftsBlock(Block):
+    """Tokens that are guessed and then verified several at a time. Outputs are the same with and without."""
+
+    method: Literal["none", "ngram", "mtp"] = Field(
+        default="none",
+        description="none; ngram: what followed the last tokens before; mtp: the checkpoint's own draft head",
+    )
+    max_tokens: int = Field(default=4, ge=1, le=32, description="draft tokens of one sequence in one step")
 
 
 class EngineBlock(Block):
@@ -146,10 +158,18 @@ class EngineBlock(Block):
     preemption: Literal["recompute", "stop"] = Field(
         default="recompute", description="what happens to a request that loses its KV blocks: computed again, or ended"
     )
+    victim_rule: Literal["least_waste", "most_output", "last"] = Field(
+        default="least_waste",
+        description="who loses blocks: least_waste: the least to compute again per block; most_output: the most "
+        "tokens made; last: the last in order",
+    )
+    enable_prefix_caching: bool = Field(default=True, description="compute equal beginnings of prompts once")
+    async_scheduling: bool = Field(default=True, description="plan a step while the one before it is computed")
+    drafts: DraftsBlock = Field(default=DraftsBlock(), description="draft tokens")
     step_timeout_s: float = Field(
         default=120.0, gt=0, description="a step that takes longer counts as hung, and its ranks start again"
     )
-    limits: EngineLimits = Field(default=EngineLimits(), description="what may wait")
+    limits: EngineLimits = Field(default=EngineLimits(), description="what may wait, and what one request may ask for")
 
 
 class ActorOptions(Block):
@@ -197,10 +217,18 @@ class GrpcBlock(Block):
     reflection: bool = Field(default=True, description="let tools such as grpcurl discover the API")
 
 
+class GrammarBlock(Block):
+    """Limits of the grammars and schemas that requests bring."""
+
+    timeout_s: float = Field(default=5.0, gt=0, description="time to check one in; it is refused when it takes longer")
+    max_bytes: Bytes = Field(default=256 * 1024, description="size of one")
+
+
 class ServerBlock(Block):
-    """How clients reach the server, and how it stops."""
+    """How clients reach the server, what they may bring, and how it stops."""
 
     grpc: GrpcBlock = Field(default=GrpcBlock(), description="the gRPC server")
+    grammar: GrammarBlock = Field(default=GrammarBlock(), description="limits of structured output")
     shutdown_timeout_s: float = Field(
         default=30.0, ge=0, description="time that running requests get to end on a shutdown"
     )

@@ -12,20 +12,22 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from airside.cluster.config.schema import Config
 from airside.cluster.launch_plan import LaunchPlan, Machine, Run
 from airside.cluster.local_processes import LocalProcesses
 from airside.cluster.model_source import resolve
+from airside.cluster.offline.generation import Generation, Generations
+from airside.cluster.offline.outputs import RequestOutput, Score
+from airside.cluster.offline.sampling_params import SamplingParams
 from airside.cluster.offline.session import OfflineError, Session
 from airside.controller.gateway import request_checks as checks
-from airside.controller.gateway.errors import invalid
+from airside.controller.gateway.grammar_check import GrammarChecker
+from airside.controller.gateway.prompt import Prompt, hash_images
+from airside.controller.gateway.terms import TermsReader
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import messages as msg
@@ -33,64 +35,10 @@ from airside.workers.model_config import load_model_config
 
 START_TIMEOUT_S = 180.0
 
-Prompt = str | Sequence[int]
+Text = str | Sequence[int]
+"""A text, or its token ids."""
 
-_STOP_FIELDS = {
-    # of SamplingParams: as `airside.v1.Stop` calls it
-    "max_tokens": "max_tokens",
-    "min_tokens": "min_tokens",
-    "ignore_eos": "ignore_eos",
-    "stop_token_ids": "token_ids",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop; None means the checkpoint's default. Fields as in `airside.v1`."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Sequence[int] = ()
-
-    def to_proto(self) -> tuple[pb.Sampling, pb.Stop]:
-        """The same as the public messages, with only those fields set that were given.
-
-        Raises:
-            RequestError: a value that is of another type, or outside its type's range.
-        """
-        sampling, stop = pb.Sampling(), pb.Stop()
-        for name, value in dataclasses.asdict(self).items():
-            if value is None:
-                continue
-            block: Any = stop if name in _STOP_FIELDS else sampling  # Any: one of two message classes
-            try:
-                block.MergeFrom(type(block)(**{_STOP_FIELDS.get(name, name): value}))
-            except (TypeError, ValueError) as error:
-                raise invalid(name, f"is {value!r}: {error}") from error
-        return sampling, stop
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """What one prompt led to. Times are seconds; `time_to_first_token_s` counts from the call of `generate`."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str = ""
-    detail: str = ""
-    seed: int = 0
-    prompt_tokens: int = 0
-    image_tokens: int = 0
-    preemptions: int = 0
-    time_to_first_token_s: float = 0.0
-    decode_s: float = 0.0
+_DEFAULTS = SamplingParams()
 
 
 class LLM:
@@ -126,6 +74,9 @@ class LLM:
             machine = Machine("local", os.cpu_count() or 1, 0 if config.engine.device == "cpu" else _num_gpus())
             plan = LaunchPlan(config, model_config, path, run, machine, port=0)
             self._text = TextModel.load(str(path))
+            gateway = plan.gateways()[0]
+            self._terms = TermsReader(gateway, self._text)
+            self._grammars = GrammarChecker(gateway, self._text)
             self._limits = checks.ImageLimits(
                 self._text.image_mark_id,
                 self._text.image_mark,
@@ -142,8 +93,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        prompts: Sequence[Text],
+        params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
         images: Sequence[Sequence[bytes]] | None = None,
     ) -> list[RequestOutput]:
         """Computes all prompts, as many at once as fit, and returns one output per prompt, in order.
@@ -157,26 +108,40 @@ class LLM:
             RequestError: a prompt or a parameter is not valid; nothing was computed.
             OfflineError: a process of the engine is gone.
         """
+        arrival = time.time()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         files = images if images is not None else [()] * len(prompts)
-        requests = [self._request(*parts, index) for index, parts in enumerate(zip(prompts, each, files, strict=True))]
-        self._session.hello()
-        outputs: dict[int, RequestOutput] = {}
-        for request, _ in requests:
-            token_ids = np.frombuffer(request.token_ids, "<i4").tolist()
-            outputs[request.seq_id] = RequestOutput(prompt_token_ids=token_ids, seed=request.seed)
-        unfinished = set(outputs)
-        try:
-            for request, attachments in requests:
-                self._session.send(dataclasses.replace(request, arrival=time.time()), attachments)
-            self._collect(outputs, unfinished)
-        except BaseException:
-            self._abandon(unfinished)
-            raise
-        for output in outputs.values():
-            detokenizer = self._text.detokenizer()
-            output.text = detokenizer.push(output.token_ids) + detokenizer.flush()
-        return list(outputs.values())
+        generations = [
+            self._generation(f"prompts[{index}]", *parts, f"images[{index}]", arrival)
+            for index, parts in enumerate(zip(prompts, each, files, strict=True))
+        ]
+        self._run(generations)
+        return [generation.output for generation in generations]
+
+    def score(self, prompt: Text, continuation: Text) -> Score:
+        """How likely the model finds a continuation of a prompt; nothing is sampled. Raises as `score_all`."""
+        return self.score_all([prompt], [continuation])[0]
+
+    def score_all(self, prompts: Sequence[Text], continuations: Sequence[Text]) -> list[Score]:
+        """The same for many prompts with one continuation each, together.
+
+        Texts are tokenized apart from one another: a continuation begins with a token of its own.
+
+        Raises:
+            RequestError: a prompt or a continuation is not valid, or both together are too long.
+            OfflineError: a process of the engine is gone, or a sequence did not reach its end.
+        """
+        golden = [self._encode(text, add_special_tokens=False) for text in continuations]
+        params = [
+            SamplingParams(golden_tokens=token_ids, force_golden=True, logprobs=0, ignore_eos=True)
+            for token_ids in golden
+        ]
+        scores = []
+        for token_ids, output in zip(golden, self.generate(prompts, params), strict=True):
+            if output.token_ids != token_ids:
+                raise OfflineError(f"a score ended early: {output.finish_reason}: {output.detail}")
+            scores.append(Score(token_ids, [row.logprob for row in output.logprobs]))
+        return scores
 
     def stats(self) -> dict[str, float]:
         """The engine's gauges, by their names in `airside.v1.Gauges`."""
@@ -184,6 +149,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine's processes and frees what they held. Safe to call twice."""
+        self._grammars.close()
         self._session.close()
         self._processes.stop()
 
@@ -201,78 +167,60 @@ class LLM:
             vision_worker = plan.vision_worker(number)
             self._processes.start(vision_worker.name, vision_worker)
 
-    def _request(
-        self, prompt: Prompt, params: SamplingParams, files: Sequence[bytes], index: int
-    ) -> tuple[msg.AddRequest, list[bytes]]:
-        where = f"prompts[{index}]"
-        sampling_proto, stop_proto = params.to_proto()
-        sampling = checks.check_sampling(sampling_proto, self._text.defaults)
-        max_model_len = self._state.max_model_len
-        stop = checks.check_stop(stop_proto, self._text.end_ids, self._text.vocab_size, max_model_len)
+    def _generation(
+        self, where: str, text: Text, params: SamplingParams, files: Sequence[bytes], images: str, arrival: float
+    ) -> Generation:
+        """One prompt, checked. `where` and `images` name it and its pictures in errors."""
+        request, max_model_len = params.to_request(), self._state.max_model_len
+        terms = self._terms.read(request, max_model_len, arrival)
         attachments = checks.check_images(
-            [pb.Image(data=file) for file in files], [f"images[{index}][{i}]" for i in range(len(files))], self._limits
+            [pb.Image(data=file) for file in files], [f"{images}[{i}]" for i in range(len(files))], self._limits
         )
-        token_ids = self._text.encode(prompt, True).ids if isinstance(prompt, str) else list(prompt)
+        token_ids = self._encode(text, add_special_tokens=True)
         checks.check_in_vocabulary(where, token_ids, self._text.vocab_size)
         checks.check_length(where, len(token_ids), max_model_len)
-        seq_id = next(self._seq_ids)
-        request = msg.AddRequest(
-            seq_id=seq_id,
-            request_id=str(seq_id),
-            token_ids=np.asarray(token_ids, "<i4").tobytes(),
-            image_positions=checks.check_marks(where, token_ids, len(files), self._limits),
-            arrival=0.0,
-            priority=0,
-            deadline=None,
-            max_tokens=stop.max_tokens,
-            min_tokens=stop.min_tokens,
-            stop_token_ids=stop.token_ids,
-            **dataclasses.asdict(sampling),
-        )
-        return request, attachments
+        if terms.drafts.golden_mode == "force":
+            checks.check_golden_fits(len(terms.drafts.golden_tokens), len(token_ids), max_model_len)
+        if request.HasField("structure"):
+            terms = dataclasses.replace(terms, grammar=self._grammars.check_blocking(request.structure))
+        marks = checks.check_marks(where, token_ids, len(files), self._limits)
+        prompt = Prompt(token_ids, marks, attachments, hash_images(attachments))
+        seq_ids = [next(self._seq_ids) for _ in range(terms.n)]
+        return Generation(seq_ids, terms, prompt, self._text, self._session.send)
 
-    def _collect(self, outputs: dict[int, RequestOutput], unfinished: set[int]) -> None:
-        """Receives until every output has its end."""
-        while unfinished:
-            match self._session.receive():
-                case msg.OutputBatch() as batch:
-                    unfinished -= _take(batch, outputs)
-                case msg.Rejected() as rejected if rejected.seq_id in unfinished:
-                    outputs[rejected.seq_id].finish_reason = "rejected"
-                    outputs[rejected.seq_id].detail = f"{rejected.code}: {rejected.detail}"
-                    unfinished.discard(rejected.seq_id)
+    def _encode(self, text: Text, add_special_tokens: bool) -> list[int]:
+        return self._text.encode(text, add_special_tokens).ids if isinstance(text, str) else list(text)
 
-    def _abandon(self, seq_ids: set[int]) -> None:
+    def _run(self, generations: Sequence[Generation]) -> None:
+        """Until every sequence has its end."""
+        self._session.hello()
+        running = Generations(generations)
+        try:
+            for generation in generations:
+                for request in generation.add_requests():
+                    self._session.send(request, generation.prompt.images)
+            while running.unfinished:
+                running.take(self._session.receive())
+        except BaseException:
+            self._abandon(running.unfinished)
+            raise
+
+    def _abandon(self, seq_ids: Iterable[int]) -> None:
         """Nobody waits for these any more: an interrupted call must not slow down the next."""
         with contextlib.suppress(OfflineError):
             for seq_id in seq_ids:
                 self._session.send(msg.AbortSequence(seq_id, "the call of generate was interrupted"))
 
 
-def _take(batch: msg.OutputBatch, outputs: dict[int, RequestOutput]) -> set[int]:
-    """Adds a batch's tokens to their outputs; returns the sequences that ended in it."""
-    for seq_id, token_ids in batch.rows():
-        if seq_id in outputs:
-            outputs[seq_id].token_ids += token_ids
-    for row in batch.finished:
-        output = outputs.get(row.seq_id)
-        if output is not None:
-            output.finish_reason, output.detail = row.reason, row.detail
-            output.prompt_tokens, output.image_tokens = row.prompt_tokens, row.image_tokens
-            output.preemptions = row.preemptions
-            output.time_to_first_token_s, output.decode_s = row.time_to_first_token_s, row.decode_s
-    return {row.seq_id for row in batch.finished}
-
-
 def _offline_config(
     model: str, dtype: str, max_model_len: int | None, vision_workers: int, engine: dict[str, Any]
 ) -> Config:
     model_block = {"source": model, "dtype": dtype, "max_model_len": max_model_len or "auto"}
-    unbounded = {"max_queued_requests": 2**30, "max_queued_tokens": 2**40}
+    limits = {"max_queued_requests": 2**30, "max_queued_tokens": 2**40, **engine.get("limits", {})}
     return Config.model_validate(
         {
             "model": model_block,
-            "engine": {"limits": unbounded, **engine},
+            "engine": {**engine, "limits": limits},
             "vision": {"replicas": vision_workers, "max_replicas": max(1, vision_workers)},
         }
     )

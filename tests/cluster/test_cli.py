@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from airside.cluster.cli import app
 from airside.cluster.cli.generate_view import show_events
+from airside.cluster.client import Options
 from airside.cluster.config.file import ConfigError
 from airside.proto import airside_pb2 as pb
 
@@ -96,3 +97,53 @@ def test_text_goes_to_stdout_and_the_end_to_stderr(reason: str, is_good: bool) -
     assert show_events(events, text, notes) is is_good
     assert text.getvalue() == "Paris\n"
     assert notes.getvalue().startswith(f"[{reason}: 3 prompt tokens, 2 new")
+
+
+def test_several_continuations_are_shown_one_after_the_other() -> None:
+    def delta(index: int, text: str) -> pb.GenerateEvent:
+        return pb.GenerateEvent(delta=pb.Delta(index=index, text=text))
+
+    def finished(index: int, reason: str) -> pb.GenerateEvent:
+        return pb.GenerateEvent(finished=pb.Finished(index=index, reason=reason, detail="the client is gone"))
+
+    events = [
+        pb.GenerateEvent(accepted=pb.Accepted(seed=1, seeds=[1, 2])),
+        *(delta(0, "Par"), delta(1, "Ly"), delta(0, "is"), delta(1, "on")),
+        *(finished(1, "stop"), finished(0, "abort")),
+    ]
+    text, notes = io.StringIO(), io.StringIO()
+    assert not show_events(events, text, notes)
+    assert text.getvalue() == "Lyon\nParis\n"
+    assert [line.split(" (")[0] for line in notes.getvalue().splitlines()] == ["[2 of 2: stop", "[1 of 2: abort"]
+
+
+def test_log_probabilities_are_notes_after_the_text() -> None:
+    top = [pb.TopLogprob(text=b" a", logprob=-0.5), pb.TopLogprob(text=b"\xc3", logprob=-1.5)]
+    rows = [pb.TokenLogprob(text=b"\xc3", logprob=-1.5, top=top), pb.TokenLogprob(text=b"b", logprob=-0.25)]
+    finished = pb.Finished(reason="stop", usage=pb.Usage(cached_tokens=2, draft_tokens=4, accepted_tokens=3))
+    events = [
+        pb.GenerateEvent(delta=pb.Delta(text="xb", logprobs=rows)),
+        pb.GenerateEvent(finished=finished),
+    ]
+    text, notes = io.StringIO(), io.StringIO()
+    assert show_events(events, text, notes)
+    first, second, usage = notes.getvalue().splitlines()
+    assert first.split() == ["-1.500", r"'\xc3'", "of", "'", "a'", "-0.500,", r"'\xc3'", "-1.500"]
+    assert second.split() == ["-0.250", "'b'"]
+    assert "2 cached" in usage
+    assert "3 of 4 drafts accepted" in usage
+
+
+def test_a_text_has_one_form() -> None:
+    result = CliRunner().invoke(app, ["generate", "x", "--json", "--regex", "a+", "--address", "127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "json_object and regex" in result.output.replace("\n", " ")
+
+
+def test_options_become_the_parts_of_a_request() -> None:
+    options = Options(stop_strings=["x"], n=2, logprobs=0, choices=["a", "b"], presence_penalty=0.5)
+    assert options.stop() == pb.Stop(strings=["x"])
+    assert options.output() == pb.Output(logprobs=0)
+    assert options.structure() == pb.Structure(choice=pb.Choice(texts=["a", "b"]))
+    assert options.sampling() == pb.Sampling(presence_penalty=0.5)
+    assert Options().structure() is None

@@ -67,6 +67,14 @@ def test_every_problem_is_named_at_once_in_the_order_of_lines(tmp_path: Path) ->
         ("- engine\n", "line 1: must be a mapping of blocks"),
         ("engine:\n  a: [1\n", "line 3: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("cluster: {ray_address: nowhere}\n", 'line 1: cluster.ray_address: must be "local", "auto" or "host:port"'),
+        (
+            "engine: {drafts: {method: eagle}}\n",
+            "line 1: engine.drafts.method: input should be 'none', 'ngram' or 'mtp', not 'eagle'",
+        ),
+        ("engine: {drafts: {max_tokens: 0}}\n", "line 1: engine.drafts.max_tokens: input should be greater than "),
+        ("engine: {victim_rule: first}\n", "line 1: engine.victim_rule: input should be 'least_waste', "),
+        ("server: {grammar: {timeout_s: 0}}\n", "line 1: server.grammar.timeout_s: input should be greater than 0"),
+        ("engine: {limits: {max_logprobs: -1}}\n", "line 1: engine.limits.max_logprobs: input should be greater "),
         ("engine:\n  tensor_parallel_size: true\n", "line 2: engine.tensor_parallel_size: input should be a valid "),
     ],
 )

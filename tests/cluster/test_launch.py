@@ -102,6 +102,7 @@ def test_our_own_ray_has_room_for_what_starts_first() -> None:
         ({"engine": {"tensor_parallel_size": 3}}, "engine.tensor_parallel_size 3 .* sizes that work: 1, 2, 4"),
         ({"model": {"max_model_len": 5000}}, "model.max_model_len is 5000, but the model has 4096"),
         ({"engine": {"device": "cuda"}}, "engine.device is cuda, but this machine has no NVIDIA GPU"),
+        ({"engine": {"drafts": {"method": "mtp"}}}, "engine.drafts.method is mtp, but this LlamaForCausalLM .* ngram"),
         ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(2048\) must hold"),
     ],
 )
@@ -130,3 +131,31 @@ def test_the_controller_is_told_the_vocabulary_and_what_counts_as_hung() -> None
     patience = {"engine": {"step_timeout_s": 7.5}, "cluster": {"silence_timeout_s": 30.0}}
     settings = plan(patience).controller()
     assert (settings.step_timeout_s, settings.silence_timeout_s) == (7.5, 30.0)
+
+
+def test_drafts_and_scheduling_reach_the_processes_that_need_them() -> None:
+    made = plan()
+    settings = made.controller()
+    assert (settings.enable_prefix_caching, settings.async_scheduling, settings.victim_rule) == (
+        True,
+        True,
+        "least_waste",
+    )
+    assert (settings.draft_method, settings.max_draft_tokens, settings.tail_tokens) == ("none", 4, 0)
+    engine = {"enable_prefix_caching": False, "async_scheduling": False, "victim_rule": "last"}
+    made = plan({"engine": engine | {"drafts": {"method": "mtp", "max_tokens": 2}}}, num_draft_layers=1)
+    settings = made.controller()
+    assert (settings.enable_prefix_caching, settings.async_scheduling, settings.victim_rule) == (False, False, "last")
+    assert (settings.draft_method, settings.max_draft_tokens) == ("mtp", 2)
+    assert {(rank.draft_method, rank.max_draft_tokens) for rank in made.workers(0)} == {("mtp", 2)}
+
+
+def test_gateways_are_told_what_requests_may_ask_for() -> None:
+    (gateway,) = plan().gateways()
+    assert (gateway.sequences_max, gateway.logprobs_max) == (16, 20)
+    assert (gateway.grammar_timeout_s, gateway.grammar_bytes_max) == (5.0, 256 * 1024)
+    limits = {"max_sequences_per_request": 2, "max_logprobs": 0}
+    grammar = {"timeout_s": 0.5, "max_bytes": "1KiB"}
+    (gateway,) = plan({"engine": {"limits": limits}, "server": {"grammar": grammar}}).gateways()
+    assert (gateway.sequences_max, gateway.logprobs_max) == (2, 0)
+    assert (gateway.grammar_timeout_s, gateway.grammar_bytes_max) == (0.5, 1024)

@@ -24,7 +24,7 @@ _pids = itertools.count(1000)
 
 
 def controller_settings(endpoint: str, **changes: object) -> ControllerSettings:
-    """Limits of a small engine; `changes` go over them."""
+    """Limits of a small engine that has one step in flight; `changes` go over them."""
     values: dict[str, object] = {
         "endpoint": endpoint,
         "block_size": 4,
@@ -41,6 +41,7 @@ def controller_settings(endpoint: str, **changes: object) -> ControllerSettings:
         "vision_target": 0,
         "vision_replicas_max": 4,
         "image_token_id": IMAGE_TOKEN,
+        "async_scheduling": False,
     }
     return ControllerSettings(**(values | changes))  # type: ignore[arg-type]
 
@@ -78,6 +79,12 @@ class Peer:
     def kept(self, kind: type[M]) -> list[M]:
         """Messages of this kind that came before those that were expected."""
         return [envelope.message for envelope in self._inbox if isinstance(envelope.message, kind)]
+
+    def take(self, kind: type[M]) -> list[M]:
+        """Messages of this kind that came before those that were expected; they are kept no longer."""
+        taken = self.kept(kind)
+        self._inbox = deque(envelope for envelope in self._inbox if not isinstance(envelope.message, kind))
+        return taken
 
     def expect_envelope(self, kind: type[M], where: Callable[[M], bool] = lambda _: True) -> Envelope:
         passed: deque[Envelope] = deque()
@@ -155,6 +162,11 @@ class Gateway(Peer):
                 self._ends[row.seq_id] = row
         return self._tokens[seq_id], self._ends[seq_id]
 
+    def has_finished(self, seq_id: int) -> bool:
+        """Whether the end of a sequence has come."""
+        self._keep(self.link.receive(0))
+        return any(row.seq_id == seq_id for batch in self.kept(msg.OutputBatch) for row in batch.finished)
+
     def gauges(self) -> msg.Gauges:
         self.send(msg.GaugesQuery(1))
         return self.expect(msg.Gauges, lambda gauges: gauges.query_id == 1)
@@ -186,8 +198,10 @@ def tokens_by_sequence(batch: msg.OutputBatch) -> Iterator[tuple[int, list[int]]
 class Rank(Peer):
     """A model worker whose model says 1000, 1001, ... by output position."""
 
-    def hello(self, rank: int = 0, world_size: int = 1, group: int = 0, num_blocks: int = NUM_BLOCKS) -> None:
-        self.send(msg.WorkerHello(rank, world_size, group, "local", self.pid, num_blocks, 0.1))
+    def hello(
+        self, rank: int = 0, world_size: int = 1, group: int = 0, num_blocks: int = NUM_BLOCKS, num_state_slots: int = 0
+    ) -> None:
+        self.send(msg.WorkerHello(rank, world_size, group, "local", self.pid, num_blocks, 0.1, num_state_slots))
 
     def set_up(self) -> msg.KvSetup:
         return self.expect(msg.KvSetup)
@@ -195,14 +209,28 @@ class Rank(Peer):
     def plan(self) -> msg.StepPlan:
         return self.expect(msg.StepPlan)
 
-    def answer(self, plan: msg.StepPlan) -> None:
-        positions = struct.unpack(f"<{len(plan.position) // 8}q", plan.position)
-        self.send(msg.StepResult(plan.step_id, i32(*(1000 + position for position in positions)), 0.001))
+    def answer(self, plan: msg.StepPlan, **columns: bytes) -> None:
+        """What the model makes of a plan; `columns` are those of the result beside its tokens."""
+        firsts = struct.unpack(f"<{len(plan.position) // 8}q", plan.position)
+        counts = [count for count in plan.sampled if count]
+        sampled = [1000 + first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
+        self.send(msg.StepResult(plan.step_id, i32(*sampled), 0.001, **columns))
 
     def step(self) -> msg.StepPlan:
         plan = self.plan()
         self.answer(plan)
         return plan
+
+    def step_until_end(self, gateway: Gateway, *seq_ids: int) -> None:
+        """Answers every plan until these sequences have ended."""
+        end = time.monotonic() + PATIENCE_S
+        while not all(gateway.has_finished(seq_id) for seq_id in seq_ids):
+            assert time.monotonic() < end, f"{seq_ids} do not end"
+            envelope = self.link.receive(20)
+            if envelope is not None:
+                self._inbox.append(envelope)
+            for plan in self.take(msg.StepPlan):
+                self.answer(plan)
 
 
 class VisionWorker(Peer):

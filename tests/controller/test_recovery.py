@@ -115,6 +115,21 @@ def test_a_group_with_too_few_blocks_is_refused(bus: Bus) -> None:
     assert gateway.finish(1)[0] == [1000]
 
 
+def test_state_slots_are_the_least_of_all_ranks_and_never_fewer_later(bus: Bus) -> None:
+    bus.start(tensor_parallel_size=2)
+    gateway = bus.gateway()
+    for rank, num_state_slots in enumerate((6, 5)):
+        bus.peer(Rank, f"worker-{rank}").hello(rank=rank, world_size=2, num_state_slots=num_state_slots)
+    gateway.wait_ready()
+    assert gateway.gauges().gauges["state_slots_total"] == 5
+    bus.supervisor().send(msg.PeerLost("worker-0", "exit code -9"))
+    gateway.expect(msg.EngineState, lambda s: s.state == "recovering")
+    again = [bus.peer(Rank, f"again-{rank}") for rank in range(2)]
+    for number, rank in enumerate(again):
+        rank.hello(rank=number, world_size=2, group=1, num_state_slots=4)
+    assert "5 state slots" in again[0].expect(msg.Shutdown).why
+
+
 def test_a_malformed_result_fails_the_group_and_not_the_controller(bus: Bus) -> None:
     bus.start()
     gateway, rank = bus.gateway(), bus.rank("worker-0")

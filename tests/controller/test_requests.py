@@ -7,8 +7,9 @@ import time
 import pytest
 
 from airside.proto import messages as msg
+from airside.proto.logprob_record import record_bytes
 from tests.controller.conftest import Bus
-from tests.controller.scripted import Gateway, read_i32, read_u64
+from tests.controller.scripted import Gateway, i32, read_i32, read_u64
 
 
 def test_a_text_request_end_to_end(bus: Bus) -> None:
@@ -112,10 +113,10 @@ def test_an_abort_in_mid_stream_frees_the_blocks_within_two_steps(bus: Bus) -> N
     rank.step()
     rank.step()
     plan = rank.plan()
+    live_before = gateway.gauges().gauges["kv_blocks_live"]
     gateway.send(msg.AbortSequence(1, "the client is gone"))
     tokens, end = gateway.finish(1)
     assert (tokens[:1], end.reason, end.detail) == ([1000], "abort", "the client is gone")
-    live_before = gateway.gauges().gauges["kv_blocks_live"]
     rank.answer(plan)
     assert read_u64(rank.plan().seq_ids) == [2]
     assert gateway.gauges().gauges["kv_blocks_live"] < live_before
@@ -185,8 +186,11 @@ def test_gauges_carry_the_names_of_the_public_api(bus: Bus) -> None:
     gateway.finish(1)
     answer = gateway.gauges()
     names = {field.name for field in airside_pb2.Gauges.DESCRIPTOR.fields}
-    assert set(answer.gauges) == names - {"requests_finished", "bus_messages_refused"}
+    maps = {"requests_finished", "bus_messages_refused", "controller_phase_s"}
+    assert set(answer.gauges) == names - maps
     assert answer.requests_finished["length"] == 1
+    assert set(answer.controller_phase_s) == {"schedule", "build", "send", "apply", "reply"}
+    assert all(seconds > 0 for seconds in answer.controller_phase_s.values())
     assert (answer.gauges["steps"], answer.gauges["prompt_tokens"]) == (2, 3)
     assert answer.gauges["controller_step_s"] > 0
 
@@ -211,3 +215,84 @@ def test_a_gateway_that_was_silent_too_long_may_say_hello_again(bus: Bus) -> Non
     gateway.wait_ready()
     gateway.add(1)
     gateway.accepted(1)
+
+
+def test_continuations_of_one_request_share_its_id_and_are_aborted_together(bus: Bus) -> None:
+    bus.start()
+    gateway, other, rank = bus.gateway("gateway-0"), bus.gateway("gateway-1"), bus.rank()
+    gateway.wait_ready()
+    for seq_id in (1, 2, 3):
+        gateway.add(seq_id, request_id="mine", arrival=1234.5, max_tokens=1 if seq_id == 1 else 99)
+        gateway.accepted(seq_id)
+    rank.step()
+    gateway.finish(1)
+    for peer, seq_id, arrival in ((gateway, 4, 1234.75), (other, 5, 1234.5)):
+        peer.add(seq_id, request_id="mine", arrival=arrival)
+        assert peer.expect(msg.Rejected).code == "duplicate_id"
+    gateway.send(msg.AbortByName(1, "mine"))
+    assert gateway.expect(msg.AbortOutcome).outcome == "aborted"
+    rank.step()
+    assert [gateway.finish(seq_id)[1].reason for seq_id in (1, 2, 3)] == ["length", "abort", "abort"]
+    gateway.send(msg.AbortByName(2, "mine"))
+    assert gateway.expect(msg.AbortOutcome).outcome == "already_finished"
+
+
+def test_a_stop_string_ends_a_sequence_where_the_gateway_says(bus: Bus) -> None:
+    bus.start()
+    gateway, rank = bus.gateway(), bus.rank()
+    gateway.wait_ready()
+    gateway.add(1, max_tokens=99)
+    gateway.add(2, max_tokens=4)
+    for _ in range(3):
+        rank.step()
+    plan = rank.plan()
+    gateway.send(msg.StopSequence(1, 2, "stop string 'x'"))
+    gateway.send(msg.StopSequence(9, 1, "of a sequence that nobody knows"))
+    rank.answer(plan)
+    _, end = gateway.finish(1)
+    assert (end.reason, end.detail, end.completion_tokens) == ("stop", "stop string 'x'", 2)
+    assert gateway.finish(2)[0] == [1000, 1001, 1002, 1003]
+
+
+def test_a_stop_after_more_tokens_than_there_can_be_is_refused(bus: Bus) -> None:
+    bus.start()
+    gateway, rank = bus.gateway(), bus.rank()
+    gateway.wait_ready()
+    gateway.add(1, max_tokens=2)
+    rank.step()
+    gateway.send(msg.StopSequence(1, 2**63, "no"))
+    rank.step()
+    assert gateway.finish(1)[1].reason == "length"
+    assert gateway.gauges().bus_messages_refused == {"unexpected_StopSequence": 1}
+
+
+def test_what_the_sampler_must_know_travels_with_the_first_plan_and_is_let_go_after_the_end(bus: Bus) -> None:
+    bus.start()
+    gateway, rank = bus.gateway(), bus.rank()
+    gateway.wait_ready()
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.25, "frequency_penalty": -0.5}
+    gateway.add(1, logit_bias={5: 2.0}, allowed_token_ids=[1000, 1001], max_tokens=2, **penalties)
+    (opened,) = rank.step().opened
+    assert opened == msg.OpenedRow(1, 3, i32(1, 2, 3), 1.5, 0.25, -0.5, {5: 2.0}, [1000, 1001])
+    plan = rank.step()
+    assert (plan.opened, plan.closed) == ([], b"")
+    gateway.finish(1)
+    gateway.add(2, max_tokens=1)
+    assert read_u64(rank.step().closed) == [1]
+
+
+def test_log_probabilities_reach_the_gateway_that_asked(bus: Bus) -> None:
+    bus.start()
+    gateway, rank = bus.gateway(), bus.rank()
+    gateway.wait_ready()
+    gateway.add(1, (1, 2, 3), logprobs=0, prompt_logprobs=1, max_tokens=1)
+    plan = rank.plan()
+    (row,) = plan.prompt_logprobs
+    assert (row.row, row.start, row.k, read_i32(row.targets)) == (0, 0, 1, [2, 3])
+    assert read_i32(plan.logprobs) == [0]
+    rank.answer(plan, logprobs=b"l" * record_bytes(0), prompt_logprobs=b"p" * 2 * record_bytes(1))
+    batch = gateway.expect(msg.OutputBatch, lambda batch: bool(batch.seq_ids))
+    assert (batch.logprobs, read_i32(batch.logprob_sizes)) == (b"l" * record_bytes(0), [record_bytes(0)])
+    assert (batch.prompt_logprobs, read_u64(batch.prompt_seq_ids)) == (b"p" * 2 * record_bytes(1), [1])
+    assert read_i32(batch.prompt_sizes) == [2 * record_bytes(1)]
+    assert batch.step_tokens == 3

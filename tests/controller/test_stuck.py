@@ -118,6 +118,9 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus, caplog: py
         msg.ImageFailed(1, 0, 1, "truncated", "no"),
         msg.AbortSequence(1, "no"),
         msg.ScaleVision(1, 0),
+        msg.StopSequence(1, 0, "no"),
+        msg.GrammarReady(1),
+        msg.GrammarFailed(1, "no"),
         msg.PeerLost("controller", "no"),
         msg.PeerLost("worker-0", "no"),
         msg.VisionPool(3, "no"),
@@ -129,8 +132,8 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus, caplog: py
         stranger: (),
         impostor: (),
         vision: (msg.Goodbye, msg.Credit, msg.Shape, msg.ImageFailed),
-        rank: (msg.StepResult,),
-        gateway: (msg.AbortSequence, msg.ScaleVision),
+        rank: (msg.StepResult, msg.GrammarReady, msg.GrammarFailed),
+        gateway: (msg.AbortSequence, msg.ScaleVision, msg.StopSequence),
     }
     refused = 0
     for peer, own in roles.items():

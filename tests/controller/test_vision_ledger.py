@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TypeVar
 
 import pytest
@@ -89,7 +89,30 @@ def test_a_slab_in_a_step_in_flight_is_kept_until_the_step_is_over() -> None:
     ledger.begin_step([1])
     assert ledger.end(1) == []
     assert ledger.close_step() == [Send("v0", Release(8))]
-    assert ledger.close_step() == []
+
+
+def test_each_slab_is_kept_until_no_step_in_flight_reads_it() -> None:
+    ledger = ledger_with(("v0", 3))
+    for seq_id in (1, 2, 3):
+        ledger.add(seq_id, images(1), NOW)
+        ready(ledger, "v0", seq_id, 0, 1, slab=8 * seq_id)
+    ledger.begin_step([1, 2])
+    ledger.begin_step([2, 3])
+    assert [*ledger.end(1), *ledger.end(2), *ledger.end(3)] == []
+    ledger.check()
+    assert ledger.close_step() == [Send("v0", Release(8))]
+    assert ledger.close_step() == [Send("v0", Release(16)), Send("v0", Release(24))]
+
+
+def test_lost_steps_keep_nothing() -> None:
+    ledger = ledger_with(("v0", 1))
+    ledger.add(1, images(1), NOW)
+    ready(ledger, "v0", 1, 0, 1, slab=8)
+    ledger.begin_step([1])
+    ledger.begin_step([1])
+    ledger.end(1)
+    assert ledger.drop_steps() == [Send("v0", Release(8))]
+    assert ledger.drop_steps() == []
 
 
 def test_a_lost_worker_costs_a_second_try_elsewhere_at_the_head_of_the_queue() -> None:
@@ -227,7 +250,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ended: Counter[tuple[int, int]] = Counter()  # ready or failed
         self.out: set[tuple[str, int]] = set()  # (segment, slab) that the ledger has
         self.unlinked: set[str] = set()
-        self.stepping: frozenset[int] = frozenset()
+        self.seq_of: dict[int, int] = {}  # by slab
+        self.steps: deque[frozenset[int]] = deque()  # in flight
 
     def id(self) -> int:
         self.next_id += 1
@@ -244,6 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     assert self.in_hand[peer].pop((cancel.seq_id, cancel.image_index)) == cancel.epoch
                 case Send(peer, Release() as release):
                     self.out.remove((self.segments[peer], release.slab))
+                    assert not any(self.seq_of[release.slab] in step for step in self.steps), "it is still read"
                 case ShapeKnown():
                     self.shaped[effect.seq_id, effect.image_index] += 1
                 case PixelsReady():
@@ -311,13 +336,27 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         slab = self.id()
         self.out.add((self.segments[name], slab))
-        self.note(self.ledger.pixels_in(name, pixels(name, *key, epoch, slab), NOW))
+        effects = self.ledger.pixels_in(name, pixels(name, *key, epoch, slab), NOW)
+        self.seq_of[slab] = key[0] if of(PixelsReady, effects) else 0  # what was not taken is read by nobody
+        self.note(effects)
         assert not stale or (self.segments[name], slab) not in self.out
 
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.steps) < 2)
+    def begin_step(self, data: st.DataObject) -> None:
+        self.steps.append(frozenset(seq_id for seq_id in self.live if data.draw(st.booleans())))
+        self.ledger.begin_step(self.steps[-1])
+
     @rule()
-    def step(self) -> None:
+    @precondition(lambda self: self.steps)
+    def close_step(self) -> None:
+        self.steps.popleft()
         self.note(self.ledger.close_step())
-        self.ledger.begin_step(self.live)
+
+    @rule()
+    def drop_steps(self) -> None:
+        self.steps.clear()
+        self.note(self.ledger.drop_steps())
 
     @invariant()
     def consistent(self) -> None:
@@ -337,6 +376,7 @@ class LedgerMachine(RuleBasedStateMachine):
             key, epoch = self.in_hand[name].popitem()
             slab = self.id()
             self.out.add((self.segments[name], slab))
+            self.seq_of[slab] = key[0]
             self.note(self.ledger.shape(name, shape(*key, epoch), NOW))
             self.note(self.ledger.pixels_in(name, pixels(name, *key, epoch, slab), NOW))
 
@@ -348,7 +388,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(self.ended[key] == 1 for key in keys), "an image was forgotten"
         for seq_id in self.live:  # whoever is still alive ends, and then nothing is left over
             self.note(self.ledger.end(seq_id))
-        self.note(self.ledger.close_step())
+        self.drop_steps()
         for name in list(self.in_hand):
             del self.in_hand[name], self.segments[name]
             self.note(self.ledger.lose(name, NOW))

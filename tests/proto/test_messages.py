@@ -19,7 +19,15 @@ EXAMPLES = [
     messages.OutputBatch(b"", b"", b"", [messages.FinishedRow(1, "stop", "", 1, 0, 2, 0, 0.1, 0.2, 0.3)]),
     messages.Peers(1, [messages.PeerRow("worker", "w", 0, "n", 2, "ready", 0.5, 3, 4)], 1, ""),
     messages.StepPlan(1, *[b""] * 13, {0: [2, 3]}, [messages.ImageRow(1, 0, 0, 4, PIXELS)]),
-    messages.Gauges(1, {"steps": 2.0}, {"stop": 1}, {}),
+    messages.StepPlan(
+        *(2, *[b""] * 13),
+        forced=b"\1\0\0\0",
+        prompt_logprobs=[messages.PromptLogprobRow(0, 1, 2, b"\3\0\0\0")],
+        opened=[messages.OpenedRow(1, 3, b"", 1.5, 0.0, -0.5, {7: -2.0}, [1, 2])],
+    ),
+    messages.OpenGrammar(1, "grammar", b"\1\0\0\0"),
+    messages.StopSequence(1, 2, "stop string"),
+    messages.Gauges(1, {"steps": 2.0}, {"stop": 1}, {}, {"apply": 0.5}),
     messages.Pixels(1, 0, 1, PIXELS, 0.5),
     messages.Drain(),
 ]

@@ -1,0 +1,97 @@
+"""Vision workers as they come and go, and the doing of what the ledger of images says is to be done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from airside.controller import vision_ledger as ledger
+from airside.controller.engine_host import EngineHost
+from airside.controller.front_desk import FrontDesk
+from airside.controller.post import Post
+from airside.controller.segments import unlink_segment
+from airside.controller.vision_ledger import VisionLedger
+from airside.proto import messages as msg
+
+_log = logging.getLogger(__name__)
+
+
+class VisionDesk:
+    """Between the ledger, which is pure, and the engine, the gateways and the vision workers.
+
+    Args:
+        images: the ledger.
+        host: has the engine.
+        desk: knows whose a sequence is.
+        post: where messages go.
+    """
+
+    def __init__(self, images: VisionLedger, host: EngineHost, desk: FrontDesk, post: Post) -> None:
+        self._images = images
+        self._host = host
+        self._desk = desk
+        self._post = post
+
+    def hear(self, peer: str, message: msg.Credit | msg.Shape | msg.Pixels | msg.ImageFailed, now: float) -> None:
+        """What a vision worker says of its work. `now` is of the ledger's clock."""
+        match message:
+            case msg.Credit():
+                self.perform(self._images.credit(peer, message.jobs, now))
+            case msg.Shape():
+                self.perform(self._images.shape(peer, message, now))
+            case msg.Pixels():
+                self.perform(self._images.pixels_in(peer, message, now))
+            case msg.ImageFailed():
+                self.perform(self._images.image_failed(peer, message, now))
+
+    def may_join(self, peer: str, segment: str) -> bool:
+        """Whether a segment's name is new: an earlier owner's pixels may still be read there. If not, says so."""
+        if segment != self._images.segment_of(peer) and not self._images.is_orphan(segment):
+            return True
+        _log.error("vision_worker_refused name=%s segment=%s why=segment_in_use", peer, segment)
+        self._post.last_word(peer, msg.Shutdown(f"segment {segment} was used before; choose a new name"))
+        return False
+
+    def join(self, peer: str, hello: msg.VisionHello) -> None:
+        """A vision worker is up."""
+        self._images.join(peer, hello.segment)
+        _log.info("vision_worker_joined name=%s pid=%d segment=%s", peer, hello.pid, hello.segment)
+
+    def lose(self, peer: str) -> None:
+        """A vision worker is gone."""
+        self.perform(self._images.lose(peer, time.monotonic()))
+
+    def perform(self, effects: Sequence[ledger.Effect]) -> None:
+        """Does what the ledger says is to be done."""
+        for effect in effects:
+            match effect:
+                case ledger.Send():
+                    self._post.send(effect.peer, effect.message, effect.attachments)
+                case ledger.ShapeKnown():
+                    self._tell_shape(effect)
+                case ledger.PixelsReady():
+                    self._tell_ready(effect)
+                case ledger.VisionFailed():
+                    self._fail(effect.seq_id, effect.detail)
+                case ledger.SegmentUnused():
+                    unlink_segment(effect.segment)
+
+    def _tell_shape(self, shape: ledger.ShapeKnown) -> None:
+        engine = self._host.engine
+        assert engine is not None
+        try:
+            engine.set_shape(shape.seq_id, shape.image_index, shape.expansion)
+        except ValueError as error:
+            self._fail(shape.seq_id, f"image {shape.image_index}: {error}")
+
+    def _tell_ready(self, ready: ledger.PixelsReady) -> None:
+        engine, gateway = self._host.engine, self._desk.gateway_of(ready.seq_id)
+        assert engine is not None
+        if engine.set_ready(ready.seq_id, ready.image_index) and gateway is not None:
+            news = msg.ImageReady(ready.seq_id, ready.image_index, ready.num_tokens, ready.process_s)
+            self._post.send(gateway, news)
+
+    def _fail(self, seq_id: int, detail: str) -> None:
+        assert self._host.engine is not None
+        self._host.engine.fail_vision(seq_id, detail)
