@@ -13,7 +13,7 @@ import argparse
 import struct
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from airside.proto.settings import ControllerSettings
 
 STEPS = WINDOW_STEPS + 88
 PROMPT_TOKENS = 16
-WEIGHTS_BYTES = 32 * 2**20  # what a model reads in a step goes through the caches
+WEIGHTS_BYTES = 64 * 2**20  # what a model reads in a step goes through the caches
 BLOCK_SIZE = 16
 GATEWAY, RANK = "gateway-0", "worker-0"
 
@@ -47,8 +47,8 @@ class MemoryBus(Hub):
     """A bus without sockets: one gateway that asks for `load`, and one rank whose model knows one token."""
 
     def __init__(self, load: Load, is_cold: bool) -> None:
-        self._weights = np.ones(WEIGHTS_BYTES if is_cold else 1, np.uint8)
-        self.received = self.refused = {}  # type: ignore[assignment]
+        self._weights = np.ones(WEIGHTS_BYTES // 4 if is_cold else 1, np.float32)
+        self.received, self.refused = Counter(), Counter()
         self.gauges: msg.Gauges | None = None
         self._inbox: deque[Envelope] = deque()
         self._plans: deque[bytes] = deque()
@@ -63,7 +63,7 @@ class MemoryBus(Hub):
         """What was said since the last time, and the answer to the oldest plan."""
         if self._plans:
             self._answer(self._plans.popleft())
-            self._weights.fill(1)
+            self._weights.sum()
         while self._inbox:
             yield self._inbox.popleft()
 

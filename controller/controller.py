@@ -27,6 +27,7 @@ from airside.controller.supervisor_desk import SupervisorDesk, stuck_message
 from airside.controller.vision_desk import VisionDesk
 from airside.controller.vision_ledger import VisionLedger
 from airside.proto import messages as msg
+from airside.proto.abort_cause import AbortCause
 from airside.proto.channel import Envelope, Hub
 from airside.proto.settings import ControllerSettings
 
@@ -350,7 +351,7 @@ class Controller:
 
     def _shut_down(self, why: str) -> None:
         """Ends every sequence, sends what is left, tells the workers to go."""
-        num_live = self._desk.abort_all("server is shutting down")
+        num_live = self._desk.abort_all(AbortCause.SHUTDOWN)
         _log.info("controller_stopping why=%s live_sequences=%d", why, num_live)
         self._host.close(time.time())
         self._vision.perform(self._ledger.drop_steps())

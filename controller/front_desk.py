@@ -6,6 +6,7 @@ from airside.controller.engine_host import EngineHost, EngineStatus
 from airside.controller.engine_setup import make_request
 from airside.controller.front_ends import FrontEnds
 from airside.controller.live_requests import LiveRequest, LiveRequests
+from airside.proto.abort_cause import AbortCause
 from airside.proto.messages import Accepted, AddRequest, Rejected, StopSequence
 
 
@@ -51,7 +52,7 @@ class FrontDesk:
     def abort_by_name(self, request_id: str) -> str:
         """Ends all live sequences of a request id. Returns an `AbortOutcome`'s word."""
         live = self._requests.of_name(request_id)
-        aborted = [seq_id for seq_id in live if self.abort(seq_id, "aborted by Control.Abort")]
+        aborted = [seq_id for seq_id in live if self.abort(seq_id, AbortCause.BY_NAME)]
         if aborted:
             return "aborted"
         return "already_finished" if live or self._requests.has_ended(request_id) else "unknown"
@@ -67,7 +68,7 @@ class FrontDesk:
         """A gateway is gone: nobody listens to its sequences any more."""
         client = self.gateways.leave(gateway)
         for seq_id in self._requests.of_client(client) if client is not None else ():
-            self.abort(seq_id, "the gateway was lost")
+            self.abort(seq_id, AbortCause.GATEWAY_LOST)
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of a live sequence."""
@@ -76,7 +77,7 @@ class FrontDesk:
     def expire(self, now: float) -> None:
         """Ends the sequences whose deadline has passed, whether or not the engine can step."""
         for seq_id in self._requests.pop_expired(now):
-            self.abort(seq_id, "deadline")
+            self.abort(seq_id, AbortCause.DEADLINE)
 
     def end(self, seq_id: int) -> None:
         """The engine has told this sequence's finish."""

@@ -38,12 +38,12 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
     Here and below the columns go into the frame as they are: a message in between would cost more than all the rest.
     """
     fields = _PLAN.read(plan)
-    if plan.images:
+    if fields[_PLAN_IMAGES]:
         fields[_PLAN_IMAGES] = [
             ImageRow(seq_id, image_index, start, count, ledger.pixels(seq_id, image_index))
             for seq_id, image_index, start, count in plan.images
         ]
-    if plan.opened:
+    if fields[_PLAN_OPENED]:
         fields[_PLAN_OPENED] = [_OPENED.read(row) for row in plan.opened]
     return encode_fields(StepPlan, fields)
 
@@ -51,6 +51,6 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
 def output_frame(output: _core.ClientOutput) -> bytes:
     """One front end's new tokens and ends, as an encoded `OutputBatch`."""
     fields = _OUTPUT.read(output)
-    if output.finished:
+    if fields[_OUTPUT_FINISHED]:
         fields[_OUTPUT_FINISHED] = [_FINISH.read(row) for row in output.finished]
     return encode_fields(OutputBatch, fields)

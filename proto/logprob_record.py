@@ -14,7 +14,6 @@ penalties, bias, bans and grammar. With `p` that distribution over tokens and `t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,11 +52,3 @@ def read_records(data: bytes | memoryview, num_records: int) -> list[LogprobReco
             rows[:, :4].tolist(), tops, strict=True
         )
     ]
-
-
-def split_records(data: bytes, sizes: bytes) -> Iterator[bytes]:
-    """Consecutive parts of a column of records; `sizes`: i32, bytes of each."""
-    begin = 0
-    for size in memoryview(sizes).cast("i"):
-        yield data[begin : begin + size]
-        begin += size

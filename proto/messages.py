@@ -216,6 +216,23 @@ class OutputBatch(Message):
             yield seq_id, token_ids[begin : begin + count].tolist()
             begin += count
 
+    def records(self) -> Iterator[bytes]:
+        """The log-probability records of each of `rows`, b"" where nobody asked for any."""
+        return _pieces(self.logprobs, self.logprob_sizes or bytes(len(self.num_tokens)))
+
+    def prompt_rows(self) -> Iterator[tuple[int, bytes]]:
+        """Sequences, and the records of their next prompt positions. Raises ValueError as `rows`."""
+        pieces = _pieces(self.prompt_logprobs, self.prompt_sizes)
+        return zip(memoryview(self.prompt_seq_ids).cast("Q"), pieces, strict=True)
+
+
+def _pieces(data: bytes, sizes: bytes) -> Iterator[bytes]:
+    """Consecutive parts of `data`; `sizes`: i32, bytes of each."""
+    begin = 0
+    for size in memoryview(sizes).cast("i"):
+        yield data[begin : begin + size]
+        begin += size
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedRow:

@@ -27,19 +27,19 @@ from torch import Tensor
 from airside.proto.messages import StepPlan
 from airside.proto.settings import WorkerSettings
 from airside.workers.draft_memory import DraftMemory
-from airside.workers.draft_rows import FollowedTokens, Outcome, extend_tables, follow, place_rows, read_outcome
+from airside.workers.draft_rows import FollowedTokens, Outcome, extend_tables, follow, read_outcome
 from airside.workers.kv_cache import LayerCache, allocate_draft_cache, spare_draft_blocks
-from airside.workers.layers import PlacedTokens
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.causal_model import CausalModel, Proposals
 from airside.workers.parallel import RankGroup
+from airside.workers.placed_rows import PlacedRows, place_rows
 from airside.workers.step_batch import StepBatch, column
 
 
 class DraftingModel(CausalModel, Protocol):
     """A model with such a layer."""
 
-    def draft(self, hidden: Tensor, next_ids: Tensor, batch: PlacedTokens, cache: LayerCache) -> Tensor:
+    def draft(self, hidden: Tensor, next_ids: Tensor, batch: PlacedRows, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden], whose `logits` are those of the token after `next_ids`.
 
         Args:

@@ -1,4 +1,4 @@
-"""Which tokens a draft head computes after a step, and where their keys and values go."""
+"""Which tokens a draft head computes after a step, and which blocks it has for them."""
 
 from __future__ import annotations
 
@@ -6,46 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from airside.proto.messages import StepPlan
+from airside.workers.placed_rows import spans
 from airside.workers.sampling_batch import list_sampled_rows, tokens_that_count
 from airside.workers.step_batch import Rows
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Tokens of some rows as `layers.PlacedTokens`."""
-
-    positions: Tensor  # [num_tokens] int32
-    slots: Tensor  # [num_tokens] int64
-    block_tables: Tensor  # [num_rows, max_blocks] int32
-    query_starts: Tensor  # [num_rows + 1] int32
-    context_lens: Tensor  # [num_rows] int32
-
-
-def place_rows(
-    starts: NDArray[np.int32], ends: NDArray[np.int32], tables: NDArray[np.int32], block_size: int, device: torch.device
-) -> PlacedRows:
-    """Row i is positions `[starts[i], ends[i])`, of which there is at least one, in the blocks of `tables[i]`."""
-    lengths = ends - starts
-    query_starts = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
-    positions = spans(starts, ends)
-    blocks = tables[np.repeat(np.arange(len(lengths)), lengths), positions // block_size].astype(np.int64)
-
-    def tensor(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return PlacedRows(
-        positions=tensor(positions),
-        slots=tensor(blocks * block_size + positions % block_size),
-        block_tables=tensor(tables),
-        query_starts=tensor(query_starts),
-        context_lens=tensor(ends),
-    )
 
 
 def extend_tables(
@@ -64,14 +30,6 @@ def extend_tables(
     spare = first_spare + np.arange(num_rows * num_spare, dtype=np.int32).reshape(num_rows, num_spare)
     np.put_along_axis(extended, places, spare, axis=1)
     return extended
-
-
-def spans(starts: NDArray[np.int32], ends: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[sum(ends - starts)] int32: `starts[i], ..., ends[i] - 1` of each i in turn."""
-    lengths = ends - starts
-    offsets = starts - (np.cumsum(lengths, dtype=np.int32) - lengths)
-    positions: NDArray[np.int32] = np.arange(lengths.sum(), dtype=np.int32) + np.repeat(offsets, lengths)
-    return positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from airside.proto.grammar_limits import PARSER_LIMITS
 
+CANNOT_GO_ON = "the grammar cannot go on"
+"""How each detail of a grammar begins that was built and failed later: it is what was asked for, and not the server."""
+
 _LIMITS = LLParserLimits(**PARSER_LIMITS)  # type: ignore[arg-type]  # one type per keyword
 
 
@@ -53,7 +56,7 @@ class Grammar:
             return rows
         matcher = self._synced(position)
         if matcher is None or not self._fill(matcher, rows[0]):
-            self._why_failed = self._why_failed or _why(matcher)
+            self._fail(matcher)
             rows[0] = 0
             return rows
         num_consumed = 0
@@ -78,9 +81,14 @@ class Grammar:
                 self._has_ended = True
                 return
             if matcher is None or not matcher.consume_token(token):
-                self._why_failed = self._why_failed or _why(matcher)
+                self._fail(matcher)
                 return
             self._tokens.append(token)
+
+    def _fail(self, matcher: LLMatcher | None) -> None:
+        """Remembers why there is no way on. None: that is known."""
+        if matcher is not None and self._why_failed is None:
+            self._why_failed = f"{CANNOT_GO_ON}: {_why(matcher)}"
 
     def _is_in_vain(self, position: int) -> bool:
         """Whether a step was planned for this position before it was known that the sequence ends ahead of it."""
@@ -110,7 +118,7 @@ class Grammar:
         if matcher.is_error():
             raise GrammarError(_why(matcher))
         if self._tokens and not matcher.consume_tokens(self._tokens):
-            raise GrammarError(f"the output so far does not fit: {_why(matcher)}")
+            raise GrammarError(f"{CANNOT_GO_ON} from the output so far: {_why(matcher)}")
         return matcher
 
     def _fill(self, matcher: LLMatcher, row: NDArray[np.uint8]) -> bool:
@@ -123,9 +131,8 @@ def _allows(row: NDArray[np.uint8], token: int) -> bool:
     return 0 <= token < 8 * len(row) and bool(row[token // 8] >> (token % 8) & 1)
 
 
-def _why(matcher: LLMatcher | None) -> str:
+def _why(matcher: LLMatcher) -> str:
     """llguidance's message in one line."""
-    assert matcher is not None
     if matcher.get_error().startswith("NoExtension"):
-        return "the grammar allows nothing that could come next"
+        return "it allows nothing that could come next"
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())

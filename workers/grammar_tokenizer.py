@@ -36,4 +36,4 @@ def _open(path: Path) -> Any:  # Any: transformers' tokenizer classes are made a
         return PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True, gguf_file=path.name)
     if (path / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)

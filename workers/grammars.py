@@ -110,10 +110,12 @@ class Grammars:
         """Takes in the tokens that count, the first of which is at output position `position`.
 
         Negative ones (nothing could be sampled) end the sequence here; so does an end token.
+
+        A grammar that has failed is not answered for before nothing can be sampled: tokens that it allowed count.
         """
         grammar = self._grammars[seq_id]
         grammar.advance(position, tokens)
-        if grammar.why_failed is not None:
+        if grammar.why_failed is not None and tokens[0] < 0:
             self._failed[seq_id] = grammar.why_failed
 
     def _answer(self, outcome: _Outcome) -> GrammarReady | GrammarFailed:
@@ -136,12 +138,14 @@ class Grammars:
 
     def _work(self) -> None:
         while True:
-            job = self._jobs.get()
-            if self._is_wanted(job):
-                outcome = _Outcome(job, self._build(job))
-                with self._outcomes_lock:
-                    self._outcomes.append(outcome)
-                    os.eventfd_write(self.wake_fd, 1)
+            self._do(self._jobs.get())  # a function of its own, so that a thread that waits holds no grammar
+
+    def _do(self, job: _Job) -> None:
+        if self._is_wanted(job):
+            outcome = _Outcome(job, self._build(job))
+            with self._outcomes_lock:
+                self._outcomes.append(outcome)
+                os.eventfd_write(self.wake_fd, 1)
 
     def _build(self, job: _Job) -> Grammar | str:
         try:

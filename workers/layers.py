@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
 from airside.workers.model_config import ModelConfig, RopeConfig
 from airside.workers.parallel import ColumnParallelLinear, RankGroup, RowParallelLinear
+from airside.workers.placed_rows import PlacedRows
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -46,21 +46,6 @@ def _stretch_long_waves(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     result = torch.where(turns < rope.low_freq_factor, frequencies / rope.factor, frequencies)
     between = (turns >= rope.low_freq_factor) & (turns <= rope.high_freq_factor)
     return torch.where(between, blended, result)
-
-
-class PlacedTokens(Protocol):
-    """Tokens, row after row, and where their keys and values live; columns as in `StepBatch`."""
-
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def slots(self) -> Tensor: ...
-    @property
-    def block_tables(self) -> Tensor: ...
-    @property
-    def query_starts(self) -> Tensor: ...
-    @property
-    def context_lens(self) -> Tensor: ...
 
 
 class Attention:
@@ -103,7 +88,7 @@ class Attention:
         )
         self._norms = [_HeadNorm(weights, f"{prefix}.{name}", config) for name in norms if config.qk_norm]
 
-    def __call__(self, x: Tensor, batch: PlacedTokens, rotary: RotaryTable, cache: LayerCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: PlacedRows, rotary: RotaryTable, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' keys and values to the cache."""
         num_tokens = x.shape[0]
         q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)  # type: ignore[no-untyped-call]

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from airside.proto.messages import PromptLogprobRow, StepPlan
 from airside.workers import ops
-from airside.workers.models.causal_model import Drafter
 from airside.workers.sampling_batch import SampledRow
 from airside.workers.step_batch import column
+
+LogQ = Callable[[int, int], Tensor | None]
+"""A draft head's `log_q`."""
 
 _LOGITS_AT_ONCE = 8 * 1024**2
 """A prompt's logits are made and scored this many at a time: all of a chunk's would be gigabytes."""
@@ -36,11 +38,12 @@ class SampledRecords:
         self._places = np.array(places, np.int64)
         self._raw = logits[torch.from_numpy(self._places).to(logits.device)]
 
-    def of(self, tokens: NDArray[np.int32], drafter: Drafter | None) -> bytes:
+    def of(self, tokens: NDArray[np.int32], log_q: LogQ | None) -> bytes:
         """The records of all positions that want them, in the plan's order.
 
         Args:
             tokens: [num_positions]: what was sampled. A record of no token (negative) says nothing.
+            log_q: of the draft head, if there is one.
         """
         if not self._rows:
             return b""
@@ -50,8 +53,8 @@ class SampledRecords:
         parts = []
         for row, k in self._rows:
             own = table[begin : begin + row.end - row.begin]
-            if drafter is not None:
-                _fill_in_drafter(own, row, targets[begin : begin + len(own)], drafter)
+            if log_q is not None:
+                _fill_in_drafter(own, row, targets[begin : begin + len(own)], log_q)
             parts.append(_cut(own, k).tobytes())
             begin += len(own)
         return b"".join(parts)
@@ -97,14 +100,14 @@ def score(logits: Tensor, targets: NDArray[np.int32], k: int) -> NDArray[np.floa
     return table
 
 
-def _fill_in_drafter(table: NDArray[np.float32], row: SampledRow, targets: NDArray[np.int32], drafter: Drafter) -> None:
+def _fill_in_drafter(table: NDArray[np.float32], row: SampledRow, targets: NDArray[np.int32], log_q: LogQ) -> None:
     for index, target in enumerate(targets.tolist()):
-        log_q = drafter.log_q(row.seq_id, row.position + index)
-        if log_q is None:
+        proposed_from = log_q(row.seq_id, row.position + index)
+        if proposed_from is None:
             continue
-        table[index, _NEXTN] = float(log_q[target])
+        table[index, _NEXTN] = float(proposed_from[target])
         if index < len(row.drafts):
-            table[index, _CONFIDENCE] = float(log_q[row.drafts[index]].exp())
+            table[index, _CONFIDENCE] = float(proposed_from[row.drafts[index]].exp())
 
 
 def _cut(table: NDArray[np.float32], k: int) -> NDArray[np.float32]:

@@ -78,7 +78,8 @@ class ModelRunner:
         self._group = group
         self.grammars = grammars
         self._drafter = drafter
-        self._sampler = Sampler(grammars, drafter, device) if group.rank == 0 else None
+        log_q = None if drafter is None else drafter.log_q
+        self._sampler = Sampler(grammars, log_q, device) if group.rank == 0 else None
         self._images = ImageEmbeddings(self._encode)
         self._cache: list[LayerCache] = []  # empty until `allocate`
         self._num_blocks = 0

@@ -12,8 +12,7 @@ from torch import Tensor
 from airside.proto.messages import StepPlan
 from airside.workers import ops
 from airside.workers.grammars import Grammars, apply_masks
-from airside.workers.logprobs import SampledRecords
-from airside.workers.models.causal_model import Drafter
+from airside.workers.logprobs import LogQ, SampledRecords
 from airside.workers.sampling_batch import (
     SampledRow,
     SamplingBatch,
@@ -44,12 +43,12 @@ class Sampler:
 
     Args:
         grammars: of the structured sequences; None: there can be none.
-        drafter: whose distributions the records tell of, if there is one.
+        log_q: of the draft head, for the records, if there is one.
     """
 
-    def __init__(self, grammars: Grammars | None, drafter: Drafter | None, device: torch.device) -> None:
+    def __init__(self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device) -> None:
         self._grammars = grammars
-        self._drafter = drafter
+        self._log_q = log_q
         self._device = device
         self._states = SequenceStates(device)
 
@@ -80,7 +79,7 @@ class Sampler:
         places = self._restrict(logits, structured)
         tokens = _choose(logits, batch, plan.forced, places)
         self._take(tokens.tolist(), sampled_rows, structured)
-        return Sampled(tokens, b"" if records is None else records.of(tokens, self._drafter))
+        return Sampled(tokens, b"" if records is None else records.of(tokens, self._log_q))
 
     def _structured(self, plan: StepPlan, sampled_rows: list[SampledRow]) -> list[SampledRow]:
         if not plan.structured:
@@ -120,5 +119,6 @@ def _choose(
                 tokens[place] = _REFUSED
     if forced:
         forced_tokens = column(forced, np.int32)
+        assert len(forced_tokens) == len(tokens), "not every position says whether it is forced"
         tokens = np.where(forced_tokens >= 0, forced_tokens, tokens)
     return tokens

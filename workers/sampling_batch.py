@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from airside.proto.messages import StepPlan
-from airside.workers.step_batch import Rows, column, last_of_each
+from airside.workers.placed_rows import spans
+from airside.workers.step_batch import Rows, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def build_sampling_batch(plan: StepPlan, rows: Rows, device: torch.device) -> Sa
 
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     banned_positions, banned_ids = _flat_bans(plan.banned, device) if plan.banned else (nothing, nothing)
-    positions = last_of_each(first_positions + counts, counts) if has_drafts else first_positions.copy()
+    positions = spans(first_positions, first_positions + counts) if has_drafts else first_positions.copy()
     return SamplingBatch(
         temperature=per_position(column(plan.temperature, np.float32)),
         top_k=per_position(column(plan.top_k, np.int32)),

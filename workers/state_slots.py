@@ -120,13 +120,15 @@ def find_state_rows(batch: StepBatch, history: int, ring: int, block_size: int) 
     Args:
         history, ring: inputs before a row that it reads; places of a ring.
     Raises:
-        AssertionError: the plan names no slots, one twice, or a tail that is not right before its row.
+        AssertionError: the plan names no slots, one twice, or a tail that is not right before its row; or a row has
+            more drafts than may lie beyond the next one in a ring.
     """
     assert batch.state_slots is not None, "the plan has no state slots"
     assert batch.state_from is not None, "the plan does not say where states are taken up"
     slots, taken_from = batch.state_slots.cpu().numpy(), batch.state_from.cpu().numpy()
     starts, num_new = batch.rows.num_computed.astype(np.int64), batch.rows.num_new.astype(np.int64)
     assert len(np.unique(slots)) == len(slots), "two rows of a step have one state slot"
+    assert batch.rows.sampled.max() <= ring - history, "a row has more drafts than a ring has places for"
     assert (starts[taken_from >= 0] % block_size == 0).all(), "a state is taken up within a block"
     assert (starts[taken_from >= 0] > 0).all(), "a state is taken up at the start"
 

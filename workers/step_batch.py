@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from airside.proto.messages import StepPlan
+from airside.workers.placed_rows import PlacedRows, place_rows, spans
 
 S = TypeVar("S", bound=np.generic)
 
@@ -28,8 +29,8 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The tokens of a step, row after row, and where their keys and values live.
+class StepBatch(PlacedRows):
+    """The tokens of a step, where their keys and values live, and what is wanted of them.
 
     | row 0 | row 1 ... | row 2 |         tokens of the step
           ^       ^ ^ ^       ^           sampled: the last of a row, and one more for each draft token
@@ -38,11 +39,6 @@ class StepBatch:
     """
 
     token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int32
-    slots: Tensor  # [num_tokens] int64, block_id * block_size + offset
-    block_tables: Tensor  # [num_seqs, max_blocks] int32, zero-padded
-    query_starts: Tensor  # [num_seqs + 1] int32
-    context_lens: Tensor  # [num_seqs] int32
     sampled: Tensor  # [num_positions] int64: the tokens that are sampled
     prompt_scored: Tensor  # [num_scored] int64: the tokens whose successors in the prompt get records
     wanted: Tensor  # [num_wanted] int64: the tokens of which the model returns the final state
@@ -107,16 +103,13 @@ def build_step_batch(
     assert (ends <= table_lens * block_size).all(), f"step {plan.step_id}: a block table is too short"
     # As unsigned numbers, so that negative ones are too large.
     assert flat_table.view(np.uint32).max() < num_blocks, f"step {plan.step_id}: no such block"
-    num_tokens = len(rows.token_ids)
-    positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(rows.num_computed - rows.starts[:-1], rows.num_new)
-    block_of_position, offsets = np.divmod(positions, np.int32(block_size))
-    table_starts = np.cumsum(table_lens) - table_lens
-    blocks = flat_table[np.repeat(table_starts, rows.num_new) + block_of_position]
-    sampled = last_of_each(rows.starts[1:], rows.sampled)
+    placed = place_rows(rows.num_computed, ends, _pad_tables(table_lens, flat_table), block_size, device)
+    row_ends = rows.starts[1:].astype(np.int64)
+    sampled = spans(row_ends - rows.sampled, row_ends)
     scored = _scored_tokens(plan, rows)
     wanted = np.concatenate((sampled, scored)) if len(scored) else sampled
     if all_wanted:
-        wanted = np.arange(num_tokens)
+        wanted = np.arange(len(rows.token_ids))
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -126,12 +119,12 @@ def build_step_batch(
 
     state_slots, state_from = per_row(plan.state_slots), per_row(plan.state_from)
     return StepBatch(
+        positions=placed.positions,
+        slots=placed.slots,
+        block_tables=placed.block_tables,
+        query_starts=placed.query_starts,
+        context_lens=placed.context_lens,
         token_ids=tensor(rows.token_ids),
-        positions=tensor(positions),
-        slots=tensor(blocks * np.int64(block_size) + offsets),
-        block_tables=tensor(_pad_tables(table_lens, flat_table)),
-        query_starts=tensor(rows.starts),
-        context_lens=tensor(ends),
         sampled=tensor(sampled),
         prompt_scored=tensor(scored),
         wanted=tensor(wanted),
@@ -140,12 +133,6 @@ def build_step_batch(
         tail_ids=per_row(plan.tail_ids),
         rows=rows,
     )
-
-
-def last_of_each(ends: NDArray[np.signedinteger], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[sum(counts)]: `ends[i] - counts[i]`, ..., `ends[i] - 1` of each i in turn. At least one i."""
-    flat_ends = np.cumsum(counts)
-    return np.arange(flat_ends[-1], dtype=np.int64) + np.repeat(ends - flat_ends, counts)
 
 
 def column(data: bytes, dtype: type[S]) -> NDArray[S]:
@@ -165,12 +152,13 @@ def _fill_in(token_ids: NDArray[np.int32], sampled_before: NDArray[np.int32] | N
 def _scored_tokens(plan: StepPlan, rows: Rows) -> NDArray[np.int64]:
     if not plan.prompt_logprobs:
         return np.empty(0, np.int64)
-    begins = np.array([rows.starts[scored.row] + scored.start for scored in plan.prompt_logprobs], np.int32)
-    counts = np.array([len(scored.targets) // 4 for scored in plan.prompt_logprobs], np.int32)
-    ends = begins + counts
-    row_ends = np.array([rows.starts[scored.row + 1] for scored in plan.prompt_logprobs])
-    assert (ends <= row_ends).all(), f"step {plan.step_id}: prompt tokens are scored that are not computed"
-    return last_of_each(ends, counts)
+    firsts = np.array([rows.starts[scored.row] for scored in plan.prompt_logprobs], np.int64)
+    row_ends = np.array([rows.starts[scored.row + 1] for scored in plan.prompt_logprobs], np.int64)
+    begins = firsts + np.array([scored.start for scored in plan.prompt_logprobs], np.int64)
+    ends = begins + np.array([len(scored.targets) // 4 for scored in plan.prompt_logprobs], np.int64)
+    are_computed = (firsts <= begins) & (ends <= row_ends)
+    assert are_computed.all(), f"step {plan.step_id}: prompt tokens are scored that are not computed"
+    return spans(begins, ends)
 
 
 def _pad_tables(num_blocks: NDArray[np.int32], flat: NDArray[np.int32]) -> NDArray[np.int32]:

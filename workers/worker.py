@@ -93,11 +93,13 @@ class Worker:
 
     def _step(self, plan: StepPlan) -> None:
         result = self._runner.execute(plan)
+        # A grammar that failed in this step ends its sequence in its own words; the result has no more than -2 for it.
+        self._answer_for_grammars()
         if result is not None:
             self._link.send(result)
 
     def _answer_for_grammars(self) -> None:
-        """Says which are built, and which have failed: in the step just answered, too."""
+        """Says which are built, and which have failed."""
         if self._grammars is not None:
             for answer in self._grammars.poll():
                 self._link.send(answer)

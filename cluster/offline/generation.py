@@ -12,7 +12,6 @@ from airside.controller.gateway.terms import Terms
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import messages as msg
-from airside.proto.logprob_record import split_records
 
 Send = Callable[[msg.Message], None]
 
@@ -96,15 +95,12 @@ class Generations:
                 self._unfinished.pop(message.seq_id).reject(message)
 
     def _take_batch(self, batch: msg.OutputBatch) -> None:
-        prompt_records = split_records(batch.prompt_logprobs, batch.prompt_sizes)
-        for seq_id, piece in zip(memoryview(batch.prompt_seq_ids).cast("Q"), prompt_records, strict=True):
+        for seq_id, records in batch.prompt_rows():
             if seq_id in self._unfinished:
-                self._unfinished[seq_id].prompt_records(seq_id, piece)
-        records = split_records(batch.logprobs, batch.logprob_sizes)
-        for seq_id, ids in batch.rows():
-            piece = next(records, b"")
+                self._unfinished[seq_id].prompt_records(seq_id, records)
+        for (seq_id, ids), records in zip(batch.rows(), batch.records(), strict=True):
             if seq_id in self._unfinished:
-                self._unfinished[seq_id].tokens(seq_id, Tokens(ids, bytearray(piece), batch.step_tokens))
+                self._unfinished[seq_id].tokens(seq_id, Tokens(ids, bytearray(records), batch.step_tokens))
         for row in batch.finished:
             if row.seq_id in self._unfinished:
                 self._unfinished.pop(row.seq_id).finish(row)

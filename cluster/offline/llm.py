@@ -31,6 +31,7 @@ from airside.controller.gateway.terms import TermsReader
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import messages as msg
+from airside.proto.abort_cause import AbortCause
 from airside.workers.model_config import load_model_config
 
 START_TIMEOUT_S = 180.0
@@ -209,7 +210,7 @@ class LLM:
         """Nobody waits for these any more: an interrupted call must not slow down the next."""
         with contextlib.suppress(OfflineError):
             for seq_id in seq_ids:
-                self._session.send(msg.AbortSequence(seq_id, "the call of generate was interrupted"))
+                self._session.send(msg.AbortSequence(seq_id, AbortCause.CALL_INTERRUPTED))
 
 
 def _offline_config(

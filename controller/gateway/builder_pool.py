@@ -72,14 +72,12 @@ class BuilderPool:
         with self._changed:
             if not self._idle and self._live:
                 self._changed.wait_for(lambda: self._idle or self._closed, patience_s)
-            if self._closed:
-                raise BuilderLost("the server is stopping")
+            self._refuse_if_closed()
             while self._idle:
                 builder = self._idle.pop()
                 if builder.alive:
                     return builder
-                self._live.discard(builder)
-                builder.close()
+                self._drop(builder)
             return None
 
     def _start(self) -> BuilderProcess:
@@ -92,12 +90,25 @@ class BuilderPool:
         )
         builder = BuilderProcess(vocabulary, self._timeout_s)
         with self._changed:
-            closed = self._closed
-            self._live.add(builder)
+            self._live.add(builder)  # before it is ready: `close` must find it
+        try:
+            self._refuse_if_closed()
+            builder.await_ready()
+        except BaseException:
+            self._drop(builder)
+            self._refuse_if_closed()
+            raise
         log.info("grammar_builder_started live=%d", len(self._live))
-        if closed:
-            self._give_back(builder)
         return builder
+
+    def _drop(self, builder: BuilderProcess) -> None:
+        with self._changed:
+            self._live.discard(builder)
+        builder.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise BuilderLost("the server is stopping")
 
     def _give_back(self, builder: BuilderProcess) -> None:
         with self._changed:
@@ -106,10 +117,6 @@ class BuilderPool:
             if keep:
                 self._idle.append(builder)
                 self._changed.notify()
-            else:
-                self._live.discard(builder)
-            closed = self._closed
         if not keep:
-            builder.close()
-        if closed:
-            raise BuilderLost("the server is stopping")
+            self._drop(builder)
+        self._refuse_if_closed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -64,13 +65,10 @@ class BuilderProcess:
     Args:
         vocabulary: of all grammars.
         timeout_s: for each of them.
-
-    Raises:
-        BuilderFailed: it did not start.
-        BuilderLost: somebody ended it at once.
     """
 
     def __init__(self, vocabulary: Vocabulary, timeout_s: float) -> None:
+        self._vocabulary = vocabulary
         self._timeout_s = timeout_s
         self.num_built = 0
         """Grammars it was given so far."""
@@ -79,24 +77,24 @@ class BuilderProcess:
             [sys.executable, "-m", "airside.controller.gateway.grammar_builder"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
         )
-        setup = {
-            "tokenizer": vocabulary.tokenizer,
-            "vocab_size": vocabulary.vocab_size,
-            "end_ids": vocabulary.end_ids,
-            "chars_max": vocabulary.chars_max,
-            "timeout_s": timeout_s + _GRACE_S,
-        }
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # a child that reads nothing must not hold us
+
+    def await_ready(self) -> None:
+        """Waits until the child can take grammars: once, before the first.
+
+        Raises:
+            BuilderFailed: it did not start.
+            BuilderLost: somebody ended it meanwhile.
+        """
+        setup = dataclasses.asdict(self._vocabulary) | {"timeout_s": self._timeout_s + _GRACE_S}
         try:
             answer = self._ask(setup, _START_TIMEOUT_S)
         except _NoAnswer as none:
-            self.close()
             raise BuilderFailed(f"the process that checks grammars does not start: {none}") from none
-        except BuilderLost:
-            self.close()
-            raise
         if "failed" in answer:
-            self.close()
             raise BuilderFailed(f"llguidance cannot use this checkpoint's tokenizer: {answer['failed']}")
 
     @property
@@ -115,6 +113,9 @@ class BuilderProcess:
         except _NoAnswer as none:
             self.kill()
             return Unusable(str(none))
+        except BaseException:
+            self.kill()  # its answer may still come, and must never be taken for that to another grammar
+            raise
         return Built(answer["grammar"]) if "grammar" in answer else Unusable(answer["refused"])
 
     def kill(self) -> None:
@@ -132,25 +133,35 @@ class BuilderProcess:
 
     def _ask(self, request: dict[str, object], timeout_s: float) -> dict[str, str]:
         """Raises _NoAnswer or BuilderLost."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
         end_s = time.monotonic() + timeout_s
         try:
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
-        except OSError:
+            self._write(json.dumps(request).encode() + b"\n", end_s)
+            answer: dict[str, str] = json.loads(self._read_line(end_s))
+        except TimeoutError:
+            raise _NoAnswer(_too_long(timeout_s)) from None
+        except (BrokenPipeError, EOFError):
             raise _NoAnswer(self._cause_of_death()) from None
-        line = b""
-        while not line.endswith(b"\n"):
-            if not select.select([stdout], [], [], max(0.0, end_s - time.monotonic()))[0]:
-                raise _NoAnswer(_too_long(timeout_s))
-            part = os.read(stdout.fileno(), _READ_BYTES)
-            if not part:
-                raise _NoAnswer(self._cause_of_death())
-            line += part
-        answer: dict[str, str] = json.loads(line)
         return answer
+
+    def _write(self, data: bytes, end_s: float) -> None:
+        """Raises TimeoutError or BrokenPipeError."""
+        assert self._process.stdin is not None
+        descriptor, rest = self._process.stdin.fileno(), memoryview(data)
+        while rest:
+            _await(descriptor, select.POLLOUT, end_s)
+            rest = rest[os.write(descriptor, rest) :]
+
+    def _read_line(self, end_s: float) -> bytes:
+        """Raises TimeoutError or EOFError."""
+        assert self._process.stdout is not None
+        descriptor, line = self._process.stdout.fileno(), b""
+        while not line.endswith(b"\n"):
+            _await(descriptor, select.POLLIN, end_s)
+            part = os.read(descriptor, _READ_BYTES)
+            if not part:
+                raise EOFError
+            line += part
+        return line
 
     def _cause_of_death(self) -> str:
         match -self._process.wait():
@@ -168,6 +179,14 @@ class BuilderProcess:
 
 class _NoAnswer(Exception):
     """The child did not answer; the message says why, as a clause about what it was given."""
+
+
+def _await(descriptor: int, event: int, end_s: float) -> None:
+    """Returns once there is something to be done, an error included. Raises TimeoutError at `end_s`."""
+    poll = select.poll()  # select.select takes no descriptor above 1023, and every client has one
+    poll.register(descriptor, event)
+    if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+        raise TimeoutError
 
 
 def _too_long(timeout_s: float) -> str:

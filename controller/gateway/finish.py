@@ -8,6 +8,7 @@ import grpc
 
 from airside.controller.gateway.errors import RETRY_AFTER_S, RequestError, unavailable
 from airside.proto import airside_pb2 as pb
+from airside.proto.abort_cause import AbortCause
 from airside.proto.messages import FinishedRow, Rejected
 
 _Code = grpc.StatusCode
@@ -22,11 +23,12 @@ _REJECTIONS: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
     "invalid": (_Code.INVALID_ARGUMENT, "", None),
 }
 
-_OUR_FAULT = (": internal: ", ": the vision worker ")
+_OUR_FAULT = ("internal: ", "the vision worker ")
 """How details of `vision_failed` go on after the image's number when the image is not to blame."""
 
-_GRAMMAR_AT_FAULT = ("no token continues the grammar", "the grammar allows nothing", "TooComplex")
-"""In details of `structured_output_failed` where the grammar was built, but cannot go on from the output so far."""
+_GRAMMAR_AT_FAULT = ("no token continues the grammar", "the grammar cannot go on")
+"""How details of `structured_output_failed` begin where the grammar was built, but cannot go on from the output so far:
+the engine's words, and those of the model worker's `grammar.py`."""
 
 
 def rejection_error(rejected: Rejected) -> RequestError:
@@ -112,17 +114,20 @@ def lost_error(detail: str) -> RequestError:
 
 
 def _abort_error(detail: str) -> RequestError:
-    if "deadline" in detail:
-        return RequestError(_Code.DEADLINE_EXCEEDED, detail)
-    if "shutting down" in detail:
-        return unavailable(detail)
-    if detail.startswith("the model failed"):
-        return RequestError(_Code.INTERNAL, detail)
-    return RequestError(_Code.CANCELLED, detail)
+    match AbortCause.of(detail):
+        case AbortCause.DEADLINE:
+            return RequestError(_Code.DEADLINE_EXCEEDED, detail)
+        case AbortCause.SHUTDOWN:
+            return unavailable(detail)
+        case AbortCause.MODEL_FAILED:
+            return RequestError(_Code.INTERNAL, detail)
+        case _:
+            return RequestError(_Code.CANCELLED, detail)
 
 
 def _vision_error(detail: str) -> RequestError:
-    if any(mark in detail for mark in _OUR_FAULT):
+    _image, _, what = detail.partition(": ")
+    if what.startswith(_OUR_FAULT):
         return RequestError(_Code.INTERNAL, detail)
     return RequestError(_Code.INVALID_ARGUMENT, detail, "images")
 
@@ -133,6 +138,6 @@ def _structure_error(detail: str) -> RequestError:
     One that allows no token where the output has got to, or grows beyond all limits there, is what was asked for: in
     itself, or together with `min_tokens`, `allowed_token_ids`, or a vocabulary without the tokens that it needs.
     """
-    if any(mark in detail for mark in _GRAMMAR_AT_FAULT):
+    if detail.startswith(_GRAMMAR_AT_FAULT):
         return RequestError(_Code.FAILED_PRECONDITION, detail, "structure")
     return RequestError(_Code.INTERNAL, detail)

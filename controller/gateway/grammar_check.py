@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import grpc
@@ -54,8 +55,8 @@ class GrammarChecker:
         self._bytes_max = settings.grammar_bytes_max
         self._builders = BuilderPool(model, settings.max_model_len, settings.grammar_timeout_s)
         self._threads = ThreadPoolExecutor(BUILDERS_MAX, thread_name_prefix="grammar")
-        self._lock = threading.Lock()  # of the two below
-        self._pending: dict[bytes, Future[Outcome]] = {}
+        self._lock = threading.RLock()  # of the two below; a future that is cancelled calls back at once
+        self._pending: dict[bytes, _Check] = {}
         self._seen = _Seen()
 
     async def check(self, structure: pb.Structure) -> str:
@@ -69,17 +70,17 @@ class GrammarChecker:
         kind, text = self._checked_text(structure)
         if not kind:
             return ""
-        with _failures_told():
+        with _failures_told(), self._outcome(kind, text) as outcome:
             # Shielded: others may wait for the same grammar.
-            return _grammar(kind, await asyncio.shield(asyncio.wrap_future(self._outcome(kind, text))))
+            return _grammar(kind, await asyncio.shield(asyncio.wrap_future(outcome)))
 
     def check_blocking(self, structure: pb.Structure) -> str:
         """As `check`, for callers without an event loop."""
         kind, text = self._checked_text(structure)
         if not kind:
             return ""
-        with _failures_told():
-            return _grammar(kind, self._outcome(kind, text).result())
+        with _failures_told(), self._outcome(kind, text) as outcome:
+            return _grammar(kind, outcome.result())
 
     def close(self) -> None:
         """Ends the children; checks in progress are refused."""
@@ -105,27 +106,42 @@ class GrammarChecker:
             raise invalid(field, f"has {size} bytes, at most {self._bytes_max} are allowed; send a smaller one")
         return kind, text
 
-    def _outcome(self, kind: str, text: str) -> Future[Outcome]:
-        """The outcome, now or later; equal grammars are built once. Raises RequestError when too many wait."""
+    @contextlib.contextmanager
+    def _outcome(self, kind: str, text: str) -> Iterator[Future[Outcome]]:
+        """The outcome, now or later; equal grammars are built once. Raises RequestError when too many wait.
+
+        A check that has not begun when the last one who waits for it leaves is not begun any more.
+        """
         key = blake2b(f"{kind}\0{text}".encode(), digest_size=16).digest()
         with self._lock:
-            seen = self._seen.get(key)
-            if seen is not None:
-                done: Future[Outcome] = Future()
-                done.set_result(seen)
-                return done
-            pending = self._pending.get(key)
-            if pending is not None:
-                return pending
-            if len(self._pending) >= PENDING_MAX:
-                raise RequestError(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{PENDING_MAX} grammars are being checked already; try again later",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            pending = self._pending[key] = self._threads.submit(self._build, kind, text)
-        pending.add_done_callback(lambda future: self._remember(key, future))
-        return pending
+            check = self._seen_check(key) or self._pending.get(key) or self._begin(key, kind, text)
+            check.num_waiting += 1
+        try:
+            yield check.future
+        finally:
+            with self._lock:
+                check.num_waiting -= 1
+                if not check.num_waiting:
+                    check.future.cancel()
+
+    def _seen_check(self, key: bytes) -> _Check | None:
+        seen = self._seen.get(key)
+        if seen is None:
+            return None
+        done: Future[Outcome] = Future()
+        done.set_result(seen)
+        return _Check(done)
+
+    def _begin(self, key: bytes, kind: str, text: str) -> _Check:
+        if len(self._pending) >= PENDING_MAX:
+            raise RequestError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{PENDING_MAX} grammars are being checked already; try again later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        check = self._pending[key] = _Check(self._threads.submit(self._build, kind, text))
+        check.future.add_done_callback(lambda future: self._remember(key, future))
+        return check
 
     def _build(self, kind: str, text: str) -> Outcome:
         with self._builders.builder() as builder:
@@ -136,6 +152,14 @@ class GrammarChecker:
             del self._pending[key]
             if not future.cancelled() and future.exception() is None:
                 self._seen.put(key, future.result())
+
+
+@dataclass(slots=True)
+class _Check:
+    """A grammar under way, and how many calls wait for it."""
+
+    future: Future[Outcome]
+    num_waiting: int = 0
 
 
 class _Seen:

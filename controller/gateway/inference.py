@@ -28,6 +28,7 @@ from airside.controller.gateway.terms import Terms, TermsReader
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import airside_pb2_grpc as pb_grpc
+from airside.proto.abort_cause import AbortCause
 from airside.proto.settings import GatewaySettings
 
 _THREAD_CHARS = 16_384  # longer texts are tokenized in a thread, so that they do not hold up everybody's tokens
@@ -148,4 +149,4 @@ class Inference(pb_grpc.InferenceServicer):
             self._link.streams.close(seq_ids)
             expired = terms.deadline is not None and time.time() >= terms.deadline
             for index in sorted(relay.unended):
-                self._link.abort(seq_ids[index], "deadline exceeded" if expired else "the client cancelled or is gone")
+                self._link.abort(seq_ids[index], AbortCause.DEADLINE if expired else AbortCause.CLIENT_GONE)

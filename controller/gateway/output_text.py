@@ -49,9 +49,14 @@ class OutputText:
 
     def finish(self) -> str:
         """The rest of the text, once no more tokens come. It may turn out to have a stop string even now."""
-        return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+        return self._matcher.push(self._detokenizer.flush(), self._counts) + self._matcher.flush()
 
     def _push_one(self, token_id: int) -> str:
         if token_id in self._cut_ids and self.num_tokens > self._min_tokens:
             return ""
-        return self._matcher.push(self._detokenizer.push((token_id,)), counts=self.num_tokens >= self._min_tokens)
+        return self._matcher.push(self._detokenizer.push((token_id,)), self._counts)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a stop string that is complete now ends the text."""
+        return self.num_tokens >= self._min_tokens

@@ -232,7 +232,9 @@ def check_logprobs(output: pb.Output, logprobs_max: int) -> LogprobValues:
     )
 
 
-def check_drafts(drafts: pb.Drafts, vocab_size: int, max_model_len: int, is_structured: bool) -> DraftValues:
+def check_drafts(
+    drafts: pb.Drafts, vocab_size: int, image_mark_id: int | None, max_model_len: int, is_structured: bool
+) -> DraftValues:
     """Draft tokens and golden tokens."""
     if drafts.max_tokens < 0:
         raise invalid("drafts.max_tokens", f"is {drafts.max_tokens}, but must be at least 0; 0 is no drafts")
@@ -243,6 +245,9 @@ def check_drafts(drafts: pb.Drafts, vocab_size: int, max_model_len: int, is_stru
     if drafts.HasField("golden"):
         check_in_vocabulary("drafts.golden.ids", golden, vocab_size)
         check_length("drafts.golden.ids", len(golden), max_model_len)
+        if image_mark_id in golden:
+            at = f"drafts.golden.ids[{golden.index(image_mark_id)}]"
+            raise invalid(at, f"is {image_mark_id}, which marks images and is never chosen; leave it out")
     elif drafts.force_golden or drafts.HasField("golden_acceptance"):
         field = "drafts.force_golden" if drafts.force_golden else "drafts.golden_acceptance"
         raise invalid(field, "needs golden tokens; send drafts.golden too, or leave this out")
@@ -250,6 +255,18 @@ def check_drafts(drafts: pb.Drafts, vocab_size: int, max_model_len: int, is_stru
         raise invalid("drafts.force_golden", "contradicts the structure, which may not allow them; leave one out")
     mode = "" if not golden else "force" if drafts.force_golden else "draft"
     return DraftValues(drafts.max_tokens if drafts.HasField("max_tokens") else None, golden, mode, acceptance)
+
+
+def check_some_token_is_left(sampling: SamplingValues, stop: StopValues, image_mark_id: int | None) -> None:
+    """Allowed tokens are none, or some of them can be chosen from the first token on."""
+    field = "sampling.allowed_token_ids"
+    if not sampling.allowed_token_ids:
+        return
+    usable = {*sampling.allowed_token_ids} - {image_mark_id}
+    if not usable:
+        raise invalid(field, f"allows only token {image_mark_id}, which marks images and is never chosen; allow others")
+    if stop.min_tokens > 0 and usable <= {*stop.token_ids}:
+        raise invalid(field, "allows only tokens that end the text, which stop.min_tokens forbids; allow others")
 
 
 def check_golden_fits(num_golden: int, num_prompt: int, max_model_len: int) -> None:

@@ -13,9 +13,10 @@ A call reads the streams of all its sequences through one `Inbox`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from airside.proto.abort_cause import AbortCause
 from airside.proto.messages import Accepted, FinishedRow, ImageReady, Message, OutputBatch, Rejected
 
 TOKENS_MAX = 4096
@@ -192,25 +193,13 @@ class Streams:
             stream.put(news)
 
     def _dispatch_batch(self, batch: OutputBatch) -> None:
-        prompt_seq_ids = memoryview(batch.prompt_seq_ids).cast("Q")
-        prompt_records = _pieces(batch.prompt_logprobs, batch.prompt_sizes)
-        for seq_id, records in zip(prompt_seq_ids, prompt_records, strict=True):
+        for seq_id, records in batch.prompt_rows():
             stream = self._streams.get(seq_id)
             if stream is not None:
                 stream.put_prompt_records(records)
-        token_records = _pieces(batch.logprobs, batch.logprob_sizes)
-        for seq_id, token_ids in batch.rows():
-            records = next(token_records) if batch.logprob_sizes else b""
+        for (seq_id, token_ids), records in zip(batch.rows(), batch.records(), strict=True):
             stream = self._streams.get(seq_id)
             if stream is not None and not stream.put_tokens(token_ids, records, batch.step_tokens):
-                self._abort(seq_id, f"the client stopped reading: {TOKENS_MAX} tokens wait for it")
+                self._abort(seq_id, f"{AbortCause.CLIENT_SLOW}: {TOKENS_MAX} tokens wait for it")
         for row in batch.finished:
             self._put(row.seq_id, row)
-
-
-def _pieces(data: bytes, sizes: bytes) -> Iterator[bytes]:
-    """Consecutive parts of `data`; `sizes`: i32, bytes of each."""
-    begin = 0
-    for size in memoryview(sizes).cast("i"):
-        yield data[begin : begin + size]
-        begin += size

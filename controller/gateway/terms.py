@@ -124,6 +124,9 @@ class TermsReader:
         is_structured = message.structure.WhichOneof("kind") is not None
         sampling = checks.check_sampling(message.sampling, self._defaults, model.vocab_size)
         stop = checks.check_stop(message.stop, model.end_ids, model.vocab_size, max_model_len, is_structured)
+        sampling = _with_end_tokens(sampling, set(stop.token_ids).intersection(model.end_ids))
+        mark_id = model.image_mark_id
+        checks.check_some_token_is_left(sampling, stop, mark_id)
         return Terms(
             request_id=checks.check_request_id(message.request_id),
             user=checks.check_label("user", message.user),
@@ -132,10 +135,10 @@ class TermsReader:
             priority=message.priority,
             arrival=arrival,
             deadline=deadline,
-            sampling=_with_end_tokens(sampling, set(stop.token_ids).intersection(model.end_ids)),
+            sampling=sampling,
             stop=stop,
             logprobs=checks.check_logprobs(message.output, self._logprobs_max),
-            drafts=checks.check_drafts(message.drafts, model.vocab_size, max_model_len, is_structured),
+            drafts=checks.check_drafts(message.drafts, model.vocab_size, mark_id, max_model_len, is_structured),
         )
 
 

@@ -120,7 +120,7 @@ def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:  # Any: 
             return tokenizer
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # The library raises whatever its parsers raise, bare Exceptions among them.
         raise ModelFilesError(f"no tokenizer can be read from {gguf_file or folder}: {error}") from error

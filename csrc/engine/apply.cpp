@@ -14,7 +14,8 @@ void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
     throw std::invalid_argument("step " + std::to_string(static_cast<std::uint64_t>(step_id)) +
                                 (is_newer ? " is not the oldest in flight" : " is not in flight"));
   }
-  if (auto fault = FindMismatch(result, in_flight_.front())) throw std::invalid_argument(*fault);
+  if (auto fault = FindMismatch(result, in_flight_.front(), config_))
+    throw std::invalid_argument(*fault);
   AdvanceClock(now);
   ++stats_.steps;
   const Step step = std::move(in_flight_.front());

@@ -52,16 +52,6 @@ int BlockManager::CountHits(std::span<const BlockKey> keys) const {
   return static_cast<int>(std::find_if(keys.begin(), keys.end(), is_miss) - keys.begin());
 }
 
-int BlockManager::CountIdleHits(std::span<const BlockKey> keys) const {
-  int num_idle = 0;
-  for (const BlockKey& key : keys) {
-    const auto at = by_key_.find(key);
-    if (at == by_key_.end()) break;
-    if (Of(at->second).references == 0) ++num_idle;
-  }
-  return num_idle;
-}
-
 void BlockManager::Share(std::span<const BlockKey> keys, std::vector<BlockId>& table) {
   for (const BlockKey& key : keys) {
     const auto at = by_key_.find(key);

@@ -45,9 +45,6 @@ class BlockManager {
   // How many of the leading keys are those of blocks.
   int CountHits(std::span<const BlockKey> keys) const;
 
-  // How many blocks of those leading hits are cached: sharing them makes so many fewer free.
-  int CountIdleHits(std::span<const BlockKey> keys) const;
-
   // Appends the blocks of these keys, which all must be hits, with one reference more each.
   void Share(std::span<const BlockKey> keys, std::vector<BlockId>& table);
 

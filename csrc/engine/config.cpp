@@ -75,6 +75,13 @@ void Validate(const EngineConfig& config) {
   AtLeast(0, config.num_state_slots, "num_state_slots");
   AtLeast(0, config.tail_tokens, "tail_tokens");
   if (config.vocab_size) AtLeast(1, *config.vocab_size, "vocab_size");
+  if (!config.image_token_id) return;
+  AtLeast(0, *config.image_token_id, "image_token_id");
+  if (config.vocab_size && *config.image_token_id >= *config.vocab_size) {
+    throw std::invalid_argument("image_token_id is " + std::to_string(*config.image_token_id) +
+                                ", but must be below vocab_size " +
+                                std::to_string(*config.vocab_size));
+  }
 }
 
 PreemptionPolicy ParsePreemptionPolicy(std::string_view name) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "engine/ensure.h"
+#include "engine/scramble.h"
 
 namespace airside {
 namespace {
@@ -16,14 +17,20 @@ constexpr float kAcceptanceMin = 0.1F;
 constexpr float kAcceptanceMax = 0.98F;
 
 // A number in [0, 1) that depends on the place alone.
-double Uniform(std::uint64_t serial, std::uint64_t position) {
-  std::uint64_t value = (serial << 32) + position + 0x9E3779B97F4A7C15ULL;
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
-  return static_cast<double>((value ^ (value >> 31)) >> 11) * 0x1.0p-53;
+double Uniform(std::uint64_t seed, std::uint64_t position) {
+  return static_cast<double>(Scramble(Scramble(seed) + position) >> 11) * 0x1.0p-53;
 }
 
 }  // namespace
+
+void Drafter::Follow(Sequence& sequence, std::int32_t num_tokens) const {
+  if (config_.draft_method != DraftMethod::kNgram) return;
+  if (sequence.draft.golden.mode != GoldenMode::kNone || !sequence.TakesDrafts()) return;
+  NgramIndex& ngrams = sequence.draft.ngrams;
+  std::vector<TokenId> news;
+  sequence.AppendTokens(ngrams.num_tokens(), std::max(num_tokens, ngrams.num_tokens()), news);
+  for (const TokenId token : news) ngrams.Append(token);
+}
 
 void Drafter::Propose(Sequence& sequence, std::int32_t room, const StepLoad& load,
                       std::vector<TokenId>& to) const {
@@ -67,15 +74,11 @@ void Drafter::ProposeGolden(const Sequence& sequence, std::int32_t count,
 
 void Drafter::ProposeByNgram(Sequence& sequence, std::int32_t count, const StepLoad& load,
                              std::vector<TokenId>& to) const {
-  NgramIndex& ngrams = sequence.draft.ngrams;
-  std::vector<TokenId> news;
-  sequence.AppendTokens(ngrams.num_tokens(), sequence.Length(), news);
-  for (const TokenId token : news) ngrams.Append(token);
-
+  Follow(sequence, sequence.Length());
   const std::vector<float> confidences(count, sequence.draft.acceptance);
   const int worth = DraftLength(confidences, load);
   if (worth == 0) return;
-  for (const TokenId token : ngrams.Propose(worth)) {
+  for (const TokenId token : sequence.draft.ngrams.Propose(worth)) {
     if (!MayFollow(token)) return;
     to.push_back(token);
   }
@@ -114,7 +117,7 @@ bool Drafter::MayFollow(TokenId token) const {
 
 // Another token than this one, if the model has another.
 TokenId Drafter::Spoil(TokenId token) const {
-  for (const TokenId other : {token - 1, token + 1, token - 2, token + 2}) {
+  for (const TokenId other : {token ^ 1, token ^ 2, token ^ 3}) {
     if (MayFollow(other)) return other;
   }
   return token;

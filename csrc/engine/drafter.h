@@ -17,6 +17,10 @@ class Drafter {
  public:
   explicit Drafter(const EngineConfig& config) : config_(config) {}
 
+  // So many tokens of the sequence are being computed: looks at them as they come, since all of a
+  // long prompt at once would hold the step up.
+  void Follow(Sequence& sequence, std::int32_t num_tokens) const;
+
   // Appends at most `room` draft tokens to `to`, as many as are worth verifying under this load.
   // The row must reach the end of the sequence, with nothing pending.
   void Propose(Sequence& sequence, std::int32_t room, const StepLoad& load,

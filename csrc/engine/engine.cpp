@@ -121,34 +121,25 @@ bool Engine::SetGrammarReady(SeqId seq_id) {
 }
 
 bool Engine::FailGrammar(SeqId seq_id, std::string detail) {
-  Sequence* const sequence = Find(seq_id);
-  if (sequence == nullptr) return false;
-  End(*sequence, {Status::kFinishedSoFailed, std::move(detail)});
-  return true;
+  return EndIfLive(seq_id, Status::kFinishedSoFailed, std::move(detail));
 }
 
 bool Engine::Stop(SeqId seq_id, std::int64_t num_tokens, std::string detail) {
   Sequence* const sequence = Find(seq_id);
   if (sequence == nullptr) return false;
+  const auto counted = std::clamp<std::int64_t>(num_tokens, 0, sequence->NumMade());
   scheduler_.Withdraw(*sequence);
   sequence->schedule.lifecycle.MoveTo(Status::kFinishedStopped);
-  const auto counted = std::clamp<std::int64_t>(num_tokens, 0, sequence->NumMade());
   Dismiss(*sequence, counted, std::move(detail));
   return true;
 }
 
 bool Engine::Abort(SeqId seq_id, std::string cause) {
-  Sequence* const sequence = Find(seq_id);
-  if (sequence == nullptr) return false;
-  End(*sequence, {Status::kFinishedAborted, std::move(cause)});
-  return true;
+  return EndIfLive(seq_id, Status::kFinishedAborted, std::move(cause));
 }
 
 bool Engine::FailVision(SeqId seq_id, std::string detail) {
-  Sequence* const sequence = Find(seq_id);
-  if (sequence == nullptr) return false;
-  End(*sequence, {Status::kFinishedVeFailed, std::move(detail)});
-  return true;
+  return EndIfLive(seq_id, Status::kFinishedVeFailed, std::move(detail));
 }
 
 bool Engine::MayPlan() const {
@@ -177,19 +168,14 @@ void Engine::FailStep(Seconds now) {
   in_flight_.clear();
   leaving_.clear();
   closed_.clear();
-  std::vector<Sequence*> live;
-  for (const auto& [id, sequence] : live_) live.push_back(sequence.get());
-  std::sort(live.begin(), live.end(), [](const Sequence* a, const Sequence* b) {
-    return a->request.serial < b->request.serial;
-  });
-  for (Sequence* sequence : live) {
+  for (Sequence* sequence : InOrderOfAdding()) {
     scheduler_.Withdraw(*sequence);
     sequence->schedule.num_rows = 0;
     sequence->schedule.num_pending = 0;
     sequence->schedule.opened = false;
     sequence->structured.grammar_ready = false;
     sequence->output.num_scores_pending = 0;
-    scheduler_.StartOver(*sequence);
+    scheduler_.StartOver(*sequence, now_);
   }
   scheduler_.ForgetContents();
   EndOverdue();
@@ -199,6 +185,13 @@ void Engine::EndOverdue() {
   while (!deadlines_.empty() && *(*deadlines_.begin())->request.deadline <= now_) {
     End(**deadlines_.begin(), {Status::kFinishedAborted, "deadline"});
   }
+}
+
+bool Engine::EndIfLive(SeqId seq_id, Status status, std::string detail) {
+  Sequence* const sequence = Find(seq_id);
+  if (sequence == nullptr) return false;
+  End(*sequence, {status, std::move(detail)});
+  return true;
 }
 
 void Engine::End(Sequence& sequence, Ending ending) {
@@ -254,16 +247,21 @@ std::vector<TokenId> Engine::OutputIds(SeqId seq_id) const {
 }
 
 std::vector<SeqId> Engine::StructuredIds() const {
-  std::vector<const Sequence*> structured;
-  for (const auto& [id, sequence] : live_) {
-    if (sequence->structured.wanted) structured.push_back(sequence.get());
+  std::vector<SeqId> ids;
+  for (const Sequence* sequence : InOrderOfAdding()) {
+    if (sequence->structured.wanted) ids.push_back(sequence->request.id);
   }
-  std::sort(structured.begin(), structured.end(), [](const Sequence* a, const Sequence* b) {
+  return ids;
+}
+
+std::vector<Sequence*> Engine::InOrderOfAdding() const {
+  std::vector<Sequence*> sequences;
+  sequences.reserve(live_.size());
+  for (const auto& [id, sequence] : live_) sequences.push_back(sequence.get());
+  std::sort(sequences.begin(), sequences.end(), [](const Sequence* a, const Sequence* b) {
     return a->request.serial < b->request.serial;
   });
-  std::vector<SeqId> ids;
-  for (const Sequence* sequence : structured) ids.push_back(sequence->request.id);
-  return ids;
+  return sequences;
 }
 
 Sequence* Engine::Find(SeqId seq_id) const {

@@ -107,6 +107,7 @@ class Engine {
 
   std::optional<Rejection> FindQueueFull(const Request& request) const;
   Sequence* Find(SeqId seq_id) const;
+  std::vector<Sequence*> InOrderOfAdding() const;
   Sequence* FindImage(SeqId seq_id, int image_index) const;
   bool MayPlan() const;
 
@@ -121,6 +122,7 @@ class Engine {
                      std::span<const TokenId> drafts, std::optional<Ending>& ending) const;
   void CountComputed(const Row& row, std::int32_t num_rejected);
 
+  bool EndIfLive(SeqId seq_id, Status status, std::string detail);
   void End(Sequence& sequence, Ending ending);
   void Dismiss(Sequence& sequence, std::int64_t completion_tokens, std::string detail);
 

@@ -42,7 +42,6 @@ class FairShares {
   void StartWaiting(Account& account);
   void StopWaiting(Account& account);
 
-  std::int64_t virtual_time() const { return virtual_time_; }
   std::size_t num_accounts() const { return accounts_.size(); }
 
  private:

@@ -90,6 +90,11 @@ Sequence* Newcomers::Front() const {
   return nullptr;
 }
 
+const Sequence* Newcomers::FrontOfUser(const Sequence& sequence) const {
+  const auto line = lines_.find(KeyOf(sequence));
+  return line == lines_.end() ? nullptr : *line->second.sequences.begin();
+}
+
 bool Newcomers::FrontComesBefore(const Sequence& a, const Sequence& b) {
   if (a.request.priority == b.request.priority && &AccountOf(a) == &AccountOf(b)) {
     return DueFirst{}(&a, &b);

@@ -20,6 +20,9 @@ class Newcomers {
   // The first of all; null: there is none. O(log users), spread over the charges to the users.
   Sequence* Front() const;
 
+  // The first of those of a sequence's priority and user; null: there is none.
+  const Sequence* FrontOfUser(const Sequence& sequence) const;
+
   // Whether `a`, the front of some newcomers, comes before `b`, the front of some others.
   static bool FrontComesBefore(const Sequence& a, const Sequence& b);
 

@@ -29,7 +29,7 @@ struct Finish {
   std::int64_t accepted_tokens;
   Seconds vision_wait_s;  // from arrival until all pixels were in; 0: there are none
   Seconds prefill_s;      // from the first step to the first token; 0: there was none
-  Seconds preempted_s;    // from losing its blocks to its next step, over all preemptions
+  Seconds preempted_s;    // from losing its blocks, to others or with the workers, to its next step
 };
 
 // News for one client. Row i: sequence seq_ids[i] made the next num_tokens[i] of token_ids.

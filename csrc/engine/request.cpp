@@ -155,6 +155,12 @@ std::optional<Rejection> FindFault(const Request& request, const EngineConfig& c
     return Invalid("drafts_max is " + std::to_string(*request.drafts_max) +
                    ", but must not be negative");
   }
+  for (const auto& [name, alternatives] : {std::pair{"logprobs", request.logprobs},
+                                           std::pair{"prompt_logprobs", request.prompt_logprobs}}) {
+    if (alternatives >= -1) continue;
+    return Invalid(std::string(name) + " is " + std::to_string(alternatives) +
+                   ", but must be at least 0, or -1 for none");
+  }
   if (auto fault = FindLogitFault(request.logit_rules, config)) return fault;
   if (auto fault = FindGoldenFault(request, config)) return fault;
   if (auto fault = FindImageFault(request, config)) return fault;

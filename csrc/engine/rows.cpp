@@ -45,11 +45,13 @@ Row& Scheduler::AddRow(Sequence& sequence, std::int32_t num_new, Planning& plann
     output.preempted_s += planning.now - *std::exchange(schedule.preempted_at, std::nullopt);
   }
   Charge(sequence, row.KnownEnd());
+  drafter_.Follow(sequence, std::min(row.KnownEnd(), sequence.Length()));
   prefixes_.Publish(sequence);
   return row;
 }
 
-// Drafts take what nobody else needs: tokens that decodes do not, and blocks above the watermark.
+// Drafts take what nobody else needs: neither a token nor a block of the decodes that come after,
+// and no block below the watermark.
 void Scheduler::AddDrafts(Row& row, Planning& planning) {
   Sequence& sequence = *row.sequence;
   if (!sequence.TakesDrafts()) return;
@@ -57,7 +59,8 @@ void Scheduler::AddDrafts(Row& row, Planning& planning) {
   step.verifies_drafts = true;
   const std::int32_t end = row.begin + row.num_new;
   auto& table = sequence.cache.blocks;
-  const std::int64_t spare_blocks = std::max(blocks_.num_free() - config_.WatermarkBlocks(), 0);
+  const std::int64_t spare_blocks =
+      std::max(blocks_.num_free() - config_.WatermarkBlocks() - planning.num_decodes_left, 0);
   const std::int64_t places =
       (static_cast<std::int64_t>(table.size()) + spare_blocks) * config_.block_size - end;
   const std::int32_t tokens = planning.tokens_left - planning.num_decodes_left;

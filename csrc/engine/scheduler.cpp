@@ -39,6 +39,9 @@ bool Scheduler::HasWork() const {
 // blocks back one after another, last first, and once none runs, F is at the front of the queue and
 // may take blocks, and a state slot, from everyone. F fits: what does not fit the whole pool is
 // never taken. What it finds in the cache is blocks that it would need anyhow.
+//
+// Nor does it go round in circles: blocks are taken from behind, or from an idle one, which
+// computes them again only after there is news of it.
 Scheduler::Selection Scheduler::Schedule(StepId id, bool is_first_in_flight, Seconds now) {
   Planning planning;
   planning.now = now;
@@ -230,8 +233,10 @@ bool Scheduler::MakeRoom(const Sequence& taker, int blocks_wanted, bool from_run
     }
   }
   if (from_running) {
-    std::copy_if(running_.begin(), running_.end(), std::back_inserter(behind), can_spare);
-    std::sort(behind.begin(), behind.end(), InOrder{});
+    const auto num_waiting = static_cast<std::ptrdiff_t>(behind.size());
+    std::copy_if(std::upper_bound(running_.begin(), running_.end(), &taker, InOrder{}),
+                 running_.end(), std::back_inserter(behind), can_spare);
+    std::inplace_merge(behind.begin(), behind.begin() + num_waiting, behind.end(), InOrder{});
   }
   const auto victims = victims_.Choose(idle, behind, blocks_wanted - blocks_.num_free());
   for (Sequence* victim : victims) Preempt(*victim, planning);
@@ -258,6 +263,7 @@ void Scheduler::Preempt(Sequence& victim, Planning& planning) {
   ++victim.output.num_preemptions;
   victim.schedule.preempted_at = planning.now;
   Withdraw(victim);
+  if (!victim.Schedulable()) victim.schedule.num_in_vain = victim.ReadyLength();
   Release(victim);
   if (was_running && config_.preemption == PreemptionPolicy::kStop) {
     victim.schedule.lifecycle.MoveTo(Status::kFinishedPreempted);
@@ -309,7 +315,9 @@ void Scheduler::RollBack(Sequence& sequence, std::int32_t num_rejected) {
   cache.blocks.resize(kept);
 }
 
-void Scheduler::StartOver(Sequence& sequence) {
+void Scheduler::StartOver(Sequence& sequence, Seconds now) {
+  if (!sequence.cache.blocks.empty()) sequence.schedule.preempted_at = now;
+  sequence.schedule.num_in_vain = 0;
   Release(sequence);
   if (sequence.status() == Status::kRunning) sequence.schedule.lifecycle.MoveTo(Status::kWaiting);
   Enqueue(sequence);

@@ -66,7 +66,7 @@ class Scheduler {
   void Publish(Sequence& sequence) { prefixes_.Publish(sequence); }
 
   // The workers are gone: this one waits again, with nothing. It must be withdrawn.
-  void StartOver(Sequence& sequence);
+  void StartOver(Sequence& sequence, Seconds now);
   // And nothing of what they had can be shared, once all have started over.
   void ForgetContents() { blocks_.ForgetContents(); }
 

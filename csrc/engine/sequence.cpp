@@ -7,17 +7,10 @@
 #include <utility>
 
 #include "engine/ensure.h"
+#include "engine/scramble.h"
 
 namespace airside {
 namespace {
-
-// The finalizer of SplitMix64 (Steele et al. 2014).
-std::uint64_t Scramble(std::uint64_t value) {
-  value += 0x9E3779B97F4A7C15ULL;
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
-  return value ^ (value >> 31);
-}
 
 // Without a hash, a picture is like no other: it stands for its place in its own sequence.
 std::uint64_t ContentOfImage(const Request& request, std::uint64_t serial, std::size_t index) {

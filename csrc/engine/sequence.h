@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -77,9 +78,10 @@ struct Sequence {
     std::int32_t pending_index = 0;          // where the last step planned samples the pending one
     std::uint64_t last_step = 0;             // the last that has a row of it
     std::int32_t num_computed_max = 0;       // tokens before this have been computed at least once
-    std::int32_t num_charged = 0;            // tokens before this are in the user's account
-    bool opened = false;                     // the workers know its logit rules
-    std::optional<Seconds> preempted_at;     // while it waits for the step after it
+    std::int32_t num_in_vain = 0;         // ready ones when it lost them all, idle; 0: it did not
+    std::int32_t num_charged = 0;         // tokens before this are in the user's account
+    bool opened = false;                  // the workers know its logit rules
+    std::optional<Seconds> preempted_at;  // since when it has waited with its blocks lost
   };
   struct Draft {
     std::int32_t tokens_max = 0;  // per step; 0: takes none
@@ -135,10 +137,12 @@ struct Sequence {
                                         VirtualLength() >= generation.length_max);
   }
 
-  // Whether a step planned now could have a row of it. One that waits has lost what its pending
-  // tokens are computed from, so nothing may follow them before they are known.
+  // Whether a step planned now could have a row of it. Who lost its blocks when it could get no
+  // further computes them again only when it can: two of those would else take blocks from one
+  // another in turns. One that waits has lost what its pending tokens are computed from, so nothing
+  // may follow them before they are known.
   bool Schedulable() const {
-    if (NumPlanned() >= ReadyLength()) return false;
+    if (std::max(NumPlanned(), schedule.num_in_vain) >= ReadyLength()) return false;
     return schedule.num_pending == 0 || (status() == Status::kRunning && !CertainToEnd());
   }
 

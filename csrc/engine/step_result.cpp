@@ -22,6 +22,18 @@ std::optional<std::string> Differ(const char* column, std::size_t got, std::size
          " came, but the step has " + std::to_string(wanted);
 }
 
+// A token that the model does not know would fail the next step, and with it every group of workers
+// that is given it again; the image token, which is always banned, would be taken for a picture.
+std::optional<std::string> FindImpossible(std::span<const TokenId> sampled,
+                                          const EngineConfig& config) {
+  const auto at = std::find_if(sampled.begin(), sampled.end(), [&](TokenId token) {
+    return token == config.image_token_id || (config.vocab_size && token >= *config.vocab_size);
+  });
+  if (at == sampled.end()) return std::nullopt;
+  return "sampled[" + std::to_string(at - sampled.begin()) + "] is " + std::to_string(*at) +
+         ", which no model makes";
+}
+
 // Takes the first `count` away from a column.
 template <typename T>
 std::span<const T> TakeFirst(std::span<const T>& column, std::size_t count) {
@@ -32,7 +44,8 @@ std::span<const T> TakeFirst(std::span<const T>& column, std::size_t count) {
 
 }  // namespace
 
-std::optional<std::string> FindMismatch(const StepResult& result, const Step& step) {
+std::optional<std::string> FindMismatch(const StepResult& result, const Step& step,
+                                        const EngineConfig& config) {
   std::size_t num_sampling = 0;
   std::size_t num_records = 0;
   std::size_t num_scores = 0;
@@ -43,6 +56,7 @@ std::optional<std::string> FindMismatch(const StepResult& result, const Step& st
   }
   const auto num_positions = static_cast<std::size_t>(step.num_positions);
   if (auto fault = Differ("sampled", result.sampled.size(), num_positions, "tokens")) return fault;
+  if (auto fault = FindImpossible(result.sampled, config)) return fault;
   if (auto fault = Differ("logprobs", result.logprobs.size(), num_records, "bytes")) return fault;
   if (auto fault = Differ("prompt_logprobs", result.prompt_logprobs.size(), num_scores, "bytes")) {
     return fault;

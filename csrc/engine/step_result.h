@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "engine/config.h"
 #include "engine/step.h"
 #include "engine/types.h"
 
@@ -32,8 +33,9 @@ struct StepResult {
   std::span<const float> draft_confidences = {};
 };
 
-// What about the result does not fit the step, if anything.
-std::optional<std::string> FindMismatch(const StepResult& result, const Step& step);
+// What about the result does not fit the step, or could not be computed further, if anything.
+std::optional<std::string> FindMismatch(const StepResult& result, const Step& step,
+                                        const EngineConfig& config);
 
 // One row's part of a result.
 struct RowResult {

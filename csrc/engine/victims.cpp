@@ -27,13 +27,26 @@ std::vector<Sequence*> Victims::Choose(std::span<Sequence* const> idle,
     Take(*left[cheapest], victims, blocks_missing);
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(cheapest));
   }
-  for (const Sequence* victim : victims) {
-    for (const BlockId block : victim->cache.blocks) {
-      num_taken_[static_cast<std::size_t>(block)] = 0;
-    }
-  }
+  Spare(victims, -blocks_missing);
+  for (const Sequence* victim : victims) CountTaken(*victim, -1);
   if (blocks_missing > 0) victims.clear();
   return victims;
+}
+
+// Lets those go, the ones chosen last first, without whom there is enough: all of whose blocks
+// others have too, or who were chosen before one that brings more.
+void Victims::Spare(std::vector<Sequence*>& victims, int blocks_to_spare) {
+  for (std::size_t i = victims.size(); i-- > 0 && blocks_to_spare >= 0;) {
+    const auto& blocks = victims[i]->cache.blocks;
+    const auto brought =
+        static_cast<int>(std::count_if(blocks.begin(), blocks.end(), [&](BlockId block) {
+          return blocks_.References(block) == num_taken_[static_cast<std::size_t>(block)];
+        }));
+    if (brought > blocks_to_spare) continue;
+    blocks_to_spare -= brought;
+    CountTaken(*victims[i], -1);
+    victims.erase(victims.begin() + static_cast<std::ptrdiff_t>(i));
+  }
 }
 
 int Victims::Gain(const Sequence& candidate) const {
@@ -60,10 +73,14 @@ double Victims::CostOf(const Sequence& candidate, int blocks_missing) const {
 
 void Victims::Take(Sequence& victim, std::vector<Sequence*>& victims, int& blocks_missing) {
   blocks_missing -= Gain(victim);
-  for (const BlockId block : victim.cache.blocks) {
-    ++num_taken_[static_cast<std::size_t>(block)];
-  }
+  CountTaken(victim, 1);
   victims.push_back(&victim);
+}
+
+void Victims::CountTaken(const Sequence& victim, int change) {
+  for (const BlockId block : victim.cache.blocks) {
+    num_taken_[static_cast<std::size_t>(block)] += change;
+  }
 }
 
 }  // namespace airside

@@ -78,8 +78,13 @@ void WaitingQueue::Erase(Sequence& sequence) {
 Sequence* WaitingQueue::Front(bool strict) const {
   Sequence* const front = schedulable_.Front();
   if (front == nullptr || !strict) return front;
-  const Sequence* const parked = parked_.Front();
-  return parked != nullptr && FrontComesBefore(*parked, *front) ? nullptr : front;
+  const auto holds_up = [&](const Sequence* parked) {
+    return parked != nullptr && FrontComesBefore(*parked, *front);
+  };
+  if (holds_up(parked_.Front())) return nullptr;
+  // Of users with equal counters, another's parked one may be the first of all.
+  if (IsNewcomer(*front) && holds_up(parked_.newcomers.FrontOfUser(*front))) return nullptr;
+  return front;
 }
 
 int WaitingQueue::Position(const Sequence& sequence) const {

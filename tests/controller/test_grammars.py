@@ -59,9 +59,9 @@ def test_a_grammar_that_fails_ends_its_sequence(bus: Bus, is_ready: bool) -> Non
 
 def test_a_new_launch_builds_every_live_grammar_past_what_was_made(bus: Bus) -> None:
     gateway, rank = serving(bus)
-    gateway.add(1, (1, 2, 3), grammar=GRAMMAR, max_tokens=3)
+    gateway.add(1, (1, 2, 3), grammar=GRAMMAR, max_tokens=50)
     gateway.add(2, (4, 5), grammar="other", max_tokens=1)
-    gateway.add(3, (8, 9), max_tokens=9)
+    gateway.add(3, (8, 9), max_tokens=50)
     gateway.accepted(3)
     rank.send(msg.GrammarReady(1))
     rank.send(msg.GrammarReady(2))
@@ -78,7 +78,7 @@ def test_a_new_launch_builds_every_live_grammar_past_what_was_made(bus: Bus) -> 
     assert dict(zip(read_u64(held_back.seq_ids), held_back.sampled, strict=True))[1] == 0
     rank.send(msg.GrammarReady(1))
     rank.step_until_end(gateway, 1)
-    assert gateway.finish(1)[0] == [1000, 1001, 1002]
+    assert gateway.finish(1)[0] == [1000 + position for position in range(50)]
 
 
 def test_only_the_speaker_of_the_group_has_a_say_on_grammars(bus: Bus) -> None:

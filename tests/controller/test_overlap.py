@@ -50,6 +50,7 @@ def test_ranks_lost_with_two_steps_in_flight_cost_no_token(bus: Bus, num_answere
     gateway, rank = serving(bus)
     gateway.add(1, (1, 2, 3), max_tokens=5)
     gateway.add(2, (4, 5, 6), max_tokens=5)
+    gateway.accepted(2)
     lost = [rank.plan(), rank.plan()]
     for _ in range(num_answered):
         rank.answer(lost.pop(0))

@@ -242,13 +242,14 @@ def test_a_stop_string_ends_a_sequence_where_the_gateway_says(bus: Bus) -> None:
     gateway, rank = bus.gateway(), bus.rank()
     gateway.wait_ready()
     gateway.add(1, max_tokens=99)
-    gateway.add(2, max_tokens=4)
     for _ in range(3):
         rank.step()
     plan = rank.plan()
+    gateway.add(2, max_tokens=4)
     gateway.send(msg.StopSequence(1, 2, "stop string 'x'"))
     gateway.send(msg.StopSequence(9, 1, "of a sequence that nobody knows"))
     rank.answer(plan)
+    rank.step_until_end(gateway, 1, 2)
     _, end = gateway.finish(1)
     assert (end.reason, end.detail, end.completion_tokens) == ("stop", "stop string 'x'", 2)
     assert gateway.finish(2)[0] == [1000, 1001, 1002, 1003]

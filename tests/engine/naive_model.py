@@ -278,11 +278,11 @@ class NaiveModel:
                 assert waiting.order[0] >= priorities[-1], "overtaken by a lower priority"
 
     def _waiting(self) -> list[NaiveSequence]:
-        """Those that could be admitted, but were not."""
+        """Those that were never admitted and could be, or, under strict order, hold up who is behind them."""
         return [
             sequence
             for sequence in self.live.values()
-            if self._engine.status(sequence.seq_id) == "WAITING" and sequence.ready() > 0 and not sequence.was_scheduled
+            if not sequence.was_scheduled and (self._config.strict_fifo or sequence.ready() > 0)
         ]
 
     def _check_images(self, plan: _core.StepPlan, rows: list[tuple[PlanRow, NaiveSequence]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gateway.tiny_checkpoint import byte_level_tokenizer
+from tests.gateway.tiny_checkpoint import IMAGE_ID, byte_level_tokenizer
 
 VOCAB_SIZE = byte_level_tokenizer().get_vocab_size(with_added_tokens=True)
 
@@ -80,6 +80,16 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     (with_sampling(logit_bias=dict.fromkeys(range(1025), 1)), "sampling.logit_bias", "has 1025 entries, at most 1024"),
     (with_sampling(allowed_token_ids=[5, VOCAB_SIZE]), "sampling.allowed_token_ids[1]", f"is {VOCAB_SIZE}, but"),
     (with_sampling(allowed_token_ids=[-1]), "sampling.allowed_token_ids[0]", "is -1, but"),
+    (
+        with_sampling(allowed_token_ids=[IMAGE_ID]) | {"stop": {"ignore_eos": True}},
+        "sampling.allowed_token_ids",
+        f"allows only token {IMAGE_ID}, which marks images",
+    ),
+    (
+        with_sampling(allowed_token_ids=[7]) | {"stop": {"token_ids": [7], "min_tokens": 3}},
+        "sampling.allowed_token_ids",
+        "allows only tokens that end the text, which stop.min_tokens forbids",
+    ),
     (with_sampling(allowed_token_ids=[1] * 4097), "sampling.allowed_token_ids", "has 4097 ids, at most 4096"),
     (with_stop(token_ids=[-1]), "stop.token_ids[0]", "is -1, but"),
     (with_stop(token_ids=[2**31 - 1]), "stop.token_ids[0]", "is 2147483647, but"),
@@ -100,6 +110,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     (with_drafts(max_tokens=-1), "drafts.max_tokens", "is -1, but must be at least 0; 0 is no drafts"),
     (with_drafts(golden={}), "drafts.golden.ids", "is empty"),
     (with_drafts(golden={"ids": [5, VOCAB_SIZE]}), "drafts.golden.ids[1]", f"is {VOCAB_SIZE}, but"),
+    (with_drafts(golden={"ids": [5, IMAGE_ID]}), "drafts.golden.ids[1]", f"is {IMAGE_ID}, which marks images"),
     (with_drafts(golden={"ids": [5] * 100}), "drafts.golden.ids", "has 100 tokens, but the context holds 100"),
     (
         with_drafts(golden={"ids": [5] * 99}, force_golden=True) | {"token_ids": {"ids": [7, 7]}, "prompt": None},

@@ -49,7 +49,7 @@ def test_a_deadline_is_passed_on_and_aborts(client: Client, controller: Scripted
     assert request.deadline is not None
     assert before + 0.5 < request.deadline < time.time() + 0.7  # gRPC rounds timeouts
     abort = controller.expect(AbortSequence)
-    assert (abort.seq_id, abort.cause) == (request.seq_id, "deadline exceeded")
+    assert (abort.seq_id, abort.cause) == (request.seq_id, "deadline")
     assert failure(call).code == grpc.StatusCode.DEADLINE_EXCEEDED
 
 

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -205,6 +209,28 @@ def test_whoever_leaves_does_not_take_the_grammar_along(model: TextModel) -> Non
         assert asyncio.run(run(checker))
 
 
+def test_a_check_for_which_nobody_waits_any_more_is_not_begun(
+    model: TextModel, builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "BUILDERS_MAX", 1)
+
+    async def run(checker: GrammarChecker) -> None:
+        slow = asyncio.create_task(checker.check(SLOW))
+        leavers = [asyncio.create_task(checker.check(pb.Structure(regex=regex))) for regex in ("a", "a", "b")]
+        stayer = asyncio.create_task(checker.check(pb.Structure(regex="b")))
+        await asyncio.sleep(0)
+        for leaver in leavers:
+            leaver.cancel()
+        with pytest.raises(RequestError, match="takes longer"):
+            await slow
+        assert await stayer
+
+    with contextlib.closing(GrammarChecker(limits(grammar_timeout_s=SHORT_S), model)) as checker:
+        asyncio.run(run(checker))
+        assert builds == [SLOW.json_schema, "b"]
+        assert checker.check_blocking(pb.Structure(regex="a"))
+
+
 def test_too_many_waiting_are_turned_away(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "PENDING_MAX", 1)
 
@@ -265,6 +291,26 @@ def test_closing_ends_the_children_and_what_they_do(model: TextModel) -> None:
     assert children() == before
 
 
+def test_closing_does_not_wait_for_a_child_that_is_starting(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, starting = children(), threading.Event()
+    await_ready = BuilderProcess.await_ready
+
+    def hung(self: BuilderProcess) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        starting.set()
+        await_ready(self)
+
+    monkeypatch.setattr(BuilderProcess, "await_ready", hung)
+    checker = GrammarChecker(limits(), model)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(checker.check_blocking, pb.Structure(regex="a"))
+        assert starting.wait(60)
+        checker.close()
+        with pytest.raises(RequestError, match="stopping"):
+            asked.result()
+    assert children() == before
+
+
 def test_an_unused_checker_starts_no_child(model: TextModel) -> None:
     before = children()
     with contextlib.closing(GrammarChecker(limits(), model)) as checker:
@@ -316,20 +362,61 @@ def test_a_child_that_gets_no_more_memory_ends(memory_mb: int) -> None:
     assert ending_of_a_child(large, less) == -signal.SIGABRT
 
 
+@contextlib.contextmanager
+def started_builder(model: TextModel, timeout_s: float) -> Iterator[BuilderProcess]:
+    vocabulary = Vocabulary(model.tokenizer_json(), model.vocab_size, tuple(model.end_ids), chars_max=10_000)
+    with contextlib.closing(BuilderProcess(vocabulary, timeout_s)) as builder:
+        builder.await_ready()
+        yield builder
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [(signal.SIGALRM, "takes longer"), (signal.SIGABRT, "too much memory"), (signal.SIGSEGV, "nested too deeply")],
 )
 def test_a_child_that_is_gone_says_why_by_its_signal(model: TextModel, number: signal.Signals, words: str) -> None:
-    vocabulary = Vocabulary(model.tokenizer_json(), model.vocab_size, tuple(model.end_ids), chars_max=10_000)
     before = children()
-    builder = BuilderProcess(vocabulary, 20.0)
-    try:
+    with started_builder(model, 20.0) as builder:
         (pid,) = children() - before
         psutil.Process(pid).send_signal(number)
         outcome = builder.build("json_schema", SLOW.json_schema)
         assert isinstance(outcome, Unusable)
         assert words in outcome.why
         assert not builder.alive
+
+
+def test_a_child_that_reads_nothing_does_not_hold_its_user(model: TextModel) -> None:
+    with started_builder(model, SHORT_S) as builder:
+        builder._process.send_signal(signal.SIGSTOP)
+        outcome = builder.build("json_schema", large_enum(1000, 250))  # more than a pipe holds
+        assert isinstance(outcome, Unusable)
+        assert "takes longer" in outcome.why
+
+
+def test_a_child_of_which_an_answer_is_outstanding_is_not_used_again(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> bytes:
+        raise RuntimeError
+
+    with started_builder(model, 20.0) as builder:
+        with monkeypatch.context() as patch:
+            patch.setattr(builder, "_read_line", unreadable)
+            with pytest.raises(RuntimeError):
+                builder.build("regex", "a")
+        assert not builder.alive
+
+
+def test_a_gateway_with_a_thousand_clients_checks_grammars(model: TextModel) -> None:
+    num_wanted, (soft, hard) = 1200, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * num_wanted:
+        pytest.skip("not so many descriptors may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * num_wanted), hard))
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(num_wanted)]
+    try:
+        with contextlib.closing(GrammarChecker(limits(), model)) as checker:
+            assert checker.check_blocking(pb.Structure(regex="a"))
     finally:
-        builder.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

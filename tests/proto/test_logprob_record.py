@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from airside.proto.logprob_record import LogprobRecord, read_records, record_bytes, split_records
+from airside.proto.logprob_record import LogprobRecord, read_records, record_bytes
 
 
 def packed(record: LogprobRecord) -> bytes:
@@ -38,7 +38,3 @@ def test_absent_values_are_nan() -> None:
 def test_what_is_no_whole_number_of_records_is_refused(size: int, num_records: int) -> None:
     with pytest.raises(ValueError, match=r"no \d+ log-probability records"):
         read_records(bytes(size), num_records)
-
-
-def test_a_column_is_split_by_its_sizes() -> None:
-    assert list(split_records(b"aabccc", struct.pack("<4i", 2, 1, 0, 3))) == [b"aa", b"b", b"", b"ccc"]

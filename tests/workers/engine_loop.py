@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from airside._core import Engine, EngineConfig, Request
-from airside.controller.plan_message import output_batch, plan_message
+from airside.controller.plan_message import output_frame, plan_frame
 from airside.controller.vision_ledger import VisionLedger
-from airside.proto.messages import StepPlan
+from airside.proto.messages import OutputBatch, StepPlan, decode
 from airside.workers.model_runner import ModelRunner
 
 
@@ -34,7 +34,9 @@ def run_engine(runner: ModelRunner, config: EngineConfig, requests: list[Request
     planned: deque[StepPlan] = deque()
     while True:
         while (plan := engine.schedule(0.0)) is not None:
-            planned.append(plan_message(plan, _NO_PICTURES))
+            message = decode(plan_frame(plan, _NO_PICTURES))
+            assert isinstance(message, StepPlan)
+            planned.append(message)
         if not planned:
             break
         result = runner.execute(planned.popleft())
@@ -63,7 +65,8 @@ _NO_PICTURES = VisionLedger(attempts_max=1)
 
 def _collect(engine: Engine, outcome: Outcome) -> None:
     for output in engine.take_outputs():
-        batch = output_batch(output)
+        batch = decode(output_frame(output))
+        assert isinstance(batch, OutputBatch)
         for seq_id, tokens in batch.rows():
             outcome.tokens.setdefault(seq_id, []).extend(tokens)
         outcome.reasons |= {finish.seq_id: finish.reason for finish in batch.finished}

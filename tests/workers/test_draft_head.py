@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from airside.proto.logprob_record import read_records
 from airside.workers.draft_head import DraftHead
@@ -229,6 +230,42 @@ def test_records_say_what_the_head_thought(often_right_path: Path) -> None:
         assert record.confidence == pytest.approx(float(log_q[index, track.drafts[index]].exp()), rel=1e-3)
     assert math.isnan(records[WANTED].nextn_logprob)
     assert math.isnan(records[WANTED].confidence)
+
+
+def test_probabilities_are_those_of_the_formula(mimo_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Proposals` has it; here in float64, from the head's logits. The request's temperature has no part in it."""
+    runner = runner_for(mimo_path)
+    head = draft_head_of(runner)
+    seen: list[Tensor] = []
+    logits_of = head._model.logits
+
+    def logits(hidden: Tensor) -> Tensor | None:
+        made = logits_of(hidden)
+        assert made is not None
+        seen.append(made.clone())
+        return made
+
+    monkeypatch.setattr(head._model, "logits", logits)
+    (track,) = tracks_for(PROMPTS[:1])
+    track.drafts_wanted, track.logprobs, track.temperature, track.seed = WANTED, 0, 0.6, 4
+    first = runner.execute(plan_step(0, [track], [5]))
+    assert first is not None
+    own = torch.cat(seen[1:]).numpy().astype(np.float64)  # the first are the model's, of the token sampled
+    log_q = own - np.log(np.exp(own).sum(axis=1, keepdims=True))
+    drafts = np.frombuffer(first.draft_tokens, np.int32)
+    assert drafts.tolist() == log_q.argmax(axis=1).tolist()
+    confidences = np.exp(log_q[np.arange(WANTED), drafts])
+    np.testing.assert_allclose(np.frombuffer(first.draft_confidences, np.float32), confidences, rtol=1e-5)
+
+    apply_step([track], [5], first.sampled)
+    track.drafts = drafts.tolist()
+    second = runner.execute(plan_step(1, [track], [1]))
+    assert second is not None
+    sampled = np.frombuffer(second.sampled, np.int32)[:WANTED]
+    records = read_records(second.logprobs, 1 + WANTED)[:WANTED]
+    expected = log_q[np.arange(WANTED), sampled]
+    np.testing.assert_allclose([record.nextn_logprob for record in records], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose([record.confidence for record in records], confidences, rtol=1e-5)
 
 
 def test_a_row_without_a_token_gets_no_drafts(mimo_path: Path) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from airside.workers.draft_memory import DraftMemory
-from airside.workers.draft_rows import extend_tables, follow, place_rows, read_outcome
+from airside.workers.draft_rows import extend_tables, follow, read_outcome
+from airside.workers.placed_rows import place_rows, spans
 from airside.workers.step_batch import read_rows
 from tests.workers.step_plans import BLOCK_SIZE, Track, plan_step
 
@@ -41,6 +42,12 @@ def test_tokens_with_a_successor_are_followed() -> None:
     # step's tokens: 104 105 106 | 205 | 305 | 405 41 42 43 | 500 501 502, then one kept state, or the newest of three
     assert followed.state_ids.tolist() == [12, 0, 1, 4, 5, 6, 9, 10, 11]
     assert followed.next_ids.tolist() == [0, 1, 2, 12, 6, 13, 10, 11, 14]
+
+
+def test_spans_may_be_empty() -> None:
+    starts, ends = np.array([3, 8, 8, 2]), np.array([5, 8, 9, 2])
+    assert spans(starts, ends).tolist() == [3, 4, 8]
+    assert spans(starts[1:2], ends[1:2]).tolist() == []
 
 
 def test_rows_are_placed_in_their_blocks() -> None:

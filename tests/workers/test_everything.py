@@ -201,7 +201,7 @@ def alone(runner: ModelRunner) -> dict[int, Served]:
 def serve_alone(runner: ModelRunner) -> dict[int, Served]:
     """Each by itself, whole, one step after the other, nothing cached."""
     plain = {"async_scheduling": False, "enable_prefix_caching": False, **of_model(runner)}
-    served = {}
+    served: dict[int, Served] = {}
     for seq_id, wanted in enumerate(WANTED):
         runner.allocate(NUM_BLOCKS)
         served |= serve(OneRank(runner), {seq_id: wanted}, **plain)[0]

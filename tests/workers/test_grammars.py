@@ -6,6 +6,8 @@ import dataclasses
 import json
 import random
 import select
+import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +43,8 @@ GRAMMARS = [
 ]
 STUCK = 'start: "a" other\nother: other'
 """Takes an "a", and nothing after it."""
+TOO_MUCH = 'start: other+\nother: other other | "a" | other other other'
+"""Takes any number of "a", in more ways than the limits allow after a few hundred of them."""
 
 
 def ids(text: str) -> list[int]:
@@ -195,7 +199,7 @@ def test_what_was_made_before_is_replayed(grammars: Grammars) -> None:
     grammars.open(7, GRAMMARS[0], np.array([b, b], "<i4").tobytes())
     failed = answers(grammars)[0]
     assert isinstance(failed, GrammarFailed)
-    assert "the output so far does not fit" in failed.detail
+    assert failed.detail.startswith("the grammar cannot go on from the output so far: ")
 
 
 def test_a_grammar_that_cannot_be_built_is_answered(grammars: Grammars) -> None:
@@ -221,16 +225,37 @@ def test_a_grammar_that_is_stuck_allows_nothing_and_says_so(grammars: Grammars) 
     for _ in range(2):
         assert one(grammars, 10, 1) == set()
         grammars.advance(10, 1, [-2])
-        assert grammars.poll() == [GrammarFailed(10, "the grammar allows nothing that could come next")]
+        detail = "the grammar cannot go on: it allows nothing that could come next"
+        assert grammars.poll() == [GrammarFailed(10, detail)]
     assert one(grammars, 10, 2) == ALL, "computed in vain"
 
 
 def test_a_token_from_elsewhere_is_a_failure(grammars: Grammars) -> None:
     opened(grammars, 11, GRAMMARS[0])
     grammars.advance(11, 0, ids("z"))
+    assert one(grammars, 11, 1) == set()
+    grammars.advance(11, 1, [-2])
     (failed,) = grammars.poll()
     assert isinstance(failed, GrammarFailed)
     assert "doesn't satisfy the grammar" in failed.detail
+
+
+def test_a_token_after_which_the_grammar_is_too_much_counts(grammars: Grammars) -> None:
+    """Whether it was a draft or not."""
+    a = ids("a")[0]
+    opened(grammars, 17, TOO_MUCH)
+    length = 0
+    while a in one(grammars, 17, length):
+        grammars.advance(17, length, [a])
+        length += 1
+        assert grammars.poll() == []
+    grammars.advance(17, length, [-2])
+    (failed,) = grammars.poll()
+    assert isinstance(failed, GrammarFailed)
+    assert failed.detail.startswith("the grammar cannot go on: Parser Error: Current row has ")
+    opened(grammars, 18, TOO_MUCH, [a] * (length - 3))
+    rows = allowed(grammars.masks(18, length - 3, [a] * 4))
+    assert [a in row for row in rows] == [True, True, True, False, True]
 
 
 def test_a_closed_or_replaced_build_is_not_answered(grammars: Grammars) -> None:
@@ -250,6 +275,20 @@ def test_a_closed_or_replaced_build_is_not_answered(grammars: Grammars) -> None:
     with pytest.raises(KeyError):
         grammars.masks(13, 0)
     assert not select.select([grammars.wake_fd], [], [], 0)[0]
+
+
+def test_nothing_is_kept_of_a_closed_sequence(grammars: Grammars) -> None:
+    opened(grammars, 19, GRAMMARS[0])
+    one(grammars, 19, 0)
+    grammars.advance(19, 0, [-2])
+    kept = weakref.ref(grammars._grammars[19])
+    grammars.close(19)
+    assert not grammars._tickets
+    for _ in range(1000):  # the thread that built it may not be waiting again yet
+        if kept() is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the grammar is still there")
 
 
 def test_sequences_do_not_meet(grammars: Grammars) -> None:

@@ -10,34 +10,21 @@ import torch
 from torch import Tensor
 
 from airside.proto.logprob_record import read_records, record_bytes
-from airside.proto.messages import StepPlan
 from airside.workers.logprobs import SampledRecords
-from airside.workers.models.causal_model import Proposals
 from airside.workers.sampling_batch import list_sampled_rows
-from airside.workers.step_batch import StepBatch, read_rows
+from airside.workers.step_batch import read_rows
 from tests.workers.step_plans import Track, plan_step
 
 VOCAB = 30
 
 
-class FakeDrafter:
-    """Has proposed two tokens after output position 1 of sequence 7."""
-
-    def __init__(self) -> None:
-        self.q = torch.randn(2, VOCAB).log_softmax(1)
-
-    def allocate(self, num_blocks: int) -> None:
-        raise AssertionError("nobody asks for this here")
-
-    def propose(self, plan: StepPlan, batch: StepBatch, final: Tensor, sampled: Tensor) -> Proposals | None:
-        raise AssertionError("nobody asks for this here")
-
-    def log_q(self, seq_id: int, position: int) -> Tensor | None:
-        return self.q[position - 1] if seq_id == 7 and position in (1, 2) else None
-
-
 def test_records_tell_what_the_draft_head_thought() -> None:
-    drafter = FakeDrafter()
+    q = torch.randn(2, VOCAB).log_softmax(1)
+
+    def log_q(seq_id: int, position: int) -> Tensor | None:
+        """Sequence 7 was proposed two tokens after output position 1."""
+        return q[position - 1] if seq_id == 7 and position in (1, 2) else None
+
     tracks = [
         Track(6, [1, 2], [0, 1], logprobs=1),
         Track(7, [1, 2, 3], [2, 3], made=[3], drafts=[11, 12], logprobs=3),
@@ -50,7 +37,7 @@ def test_records_tell_what_the_draft_head_thought() -> None:
     logits_before = logits.clone()
     logits.zero_()  # as sampling may do
     tokens = np.array([5, 11, 20, 13, 4, -1], np.int32)
-    data = records.of(tokens, drafter)
+    data = records.of(tokens, log_q)
     sizes = [record_bytes(1), 3 * record_bytes(3), record_bytes(0)]
     assert len(data) == sum(sizes)
     [first] = read_records(data[: sizes[0]], 1)
@@ -61,9 +48,9 @@ def test_records_tell_what_the_draft_head_thought() -> None:
     assert first.top_ids == logits_before[0].topk(1).indices.tolist()
     assert [record.top_ids for record in row] == logits_before[1:4].topk(3).indices.tolist()
     # Position 1 was to be draft 11, and was; position 2 was to be draft 12; position 3 is beyond what was proposed.
-    assert row[0].nextn_logprob == pytest.approx(float(drafter.q[0, 11]))
-    assert row[0].confidence == pytest.approx(float(drafter.q[0, 11].exp()))
-    assert row[1].nextn_logprob == pytest.approx(float(drafter.q[1, 20]))
-    assert row[1].confidence == pytest.approx(float(drafter.q[1, 12].exp()))
+    assert row[0].nextn_logprob == pytest.approx(float(q[0, 11]))
+    assert row[0].confidence == pytest.approx(float(q[0, 11].exp()))
+    assert row[1].nextn_logprob == pytest.approx(float(q[1, 20]))
+    assert row[1].confidence == pytest.approx(float(q[1, 12].exp()))
     assert math.isnan(row[2].nextn_logprob)
     assert math.isnan(row[2].confidence)

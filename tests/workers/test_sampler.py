@@ -49,6 +49,8 @@ def test_a_forced_token_takes_the_place_of_the_sampled_one() -> None:
     logits[2] = torch.nan
     forced = np.array([-1, 0, 1], np.int32).tobytes()
     assert greedy(logits, forced=forced) == [3, 0, 1]
+    with pytest.raises(AssertionError, match="not every position says whether it is forced"):
+        greedy(logits, forced=forced[:4])
 
 
 @pytest.mark.parametrize(

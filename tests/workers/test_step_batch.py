@@ -120,6 +120,7 @@ def test_the_largest_seed_keeps_its_bits() -> None:
         ({"num_new": np.array([4, 1], np.int32).tobytes()}, "unequal length"),
         ({"sampled": bytes([0, 2, 1])}, "samples more than it computes"),
         ({"prompt_logprobs": [PromptLogprobRow(0, 2, 0, bytes(12))]}, "scored that are not computed"),
+        ({"prompt_logprobs": [PromptLogprobRow(1, -1, 0, bytes(4))]}, "scored that are not computed"),
         ({"num_blocks": np.array([2, 2, 2], np.int32).tobytes()}, "block tables do not add up"),
         ({"block_tables": np.array([7, 2, 3, 9, 10], np.int32).tobytes()}, "no such block"),
         ({"num_computed": np.array([2, 8, 0], np.int32).tobytes()}, "too short"),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from llguidance import LLMatcher
@@ -136,6 +137,24 @@ def test_a_grammar_is_built_beside_the_steps_and_then_restricts(llama_path: Path
         assert ranks.shut_down() == [0, 0]
     tokenizer = Tokenizer.from_file(str(llama_path / "tokenizer.json"))
     assert any(word.startswith(tokenizer.decode(track.made)) for word in ("yes", "no"))
+
+
+def test_why_a_grammar_failed_is_told_before_the_step_that_it_left_without_a_token(
+    llama_path: Path, run_folder: Path
+) -> None:
+    track = Track(5, [40, 90, 200], scattered_blocks(1, 16)[0], structured=True)
+    with start_ranks(llama_path, run_folder, 1) as ranks:
+        ranks.set_up(num_blocks=16)
+        assert ranks.hub.send("worker-0", OpenGrammar(5, 'start: "a" other\nother: other', b""))
+        assert ranks.wait_for(GrammarReady) == ("worker-0", GrammarReady(5))
+        run_tracks(ranks.step, [track], 512, 1)
+        ranks.send_all(plan_step(1, [track], [1]))
+        said = [ranks.wait_for(GrammarFailed, StepResult)[1] for _ in range(2)]
+        assert ranks.shut_down() == [0]
+    failed, result = said
+    assert failed == GrammarFailed(5, "the grammar cannot go on: it allows nothing that could come next")
+    assert isinstance(result, StepResult)
+    assert np.frombuffer(result.sampled, np.int32).tolist() == [-2]
 
 
 def test_two_ranks_see_the_same_pictures(idefics3_path: Path, run_folder: Path) -> None:

@@ -48,7 +48,12 @@ class CausalModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """What a draft head proposes after a step; the columns of `StepResult` by these names."""
+    """What a draft head proposes after a step; the columns of `StepResult` by these names.
+
+    With l the head's logits at a position, `log q(t) = l(t) - log(sum over u of exp(l(u)))`: the distribution of its
+    softmax in float32, whatever the request's temperature, penalties and bans. A draft d is the t of the largest l, and
+    its confidence `q(d)`.
+    """
 
     num_drafts: NDArray[np.int32]  # [num_sampling]
     draft_tokens: NDArray[np.int32]  # [sum(num_drafts)]
@@ -73,7 +78,7 @@ class Drafter(Protocol):
         ...
 
     def log_q(self, seq_id: int, position: int) -> Tensor | None:
-        """[vocab] float32: the log of the distribution from which the head proposed output token `position`, if kept.
+        """[vocab] float32: `log q` (see `Proposals`) from which the head proposed output token `position`, if kept.
 
         Rank 0. Asked between two calls of `propose`, for what the earlier one proposed.
         """

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
-from airside.workers.layers import PlacedTokens, RotaryTable
+from airside.workers.layers import RotaryTable
 from airside.workers.linear import make_linear
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.llama import LlamaForCausalLM, LlamaLayer
 from airside.workers.parallel import RankGroup
+from airside.workers.placed_rows import PlacedRows
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -31,7 +32,7 @@ class MiMoForCausalLM(LlamaForCausalLM):
             at = "model." if weights.has("model.embed_tokens.weight") else ""
             self._draft_layer = MtpLayer(weights, f"{at}mtp_layers.0", config, group)
 
-    def draft(self, hidden: Tensor, next_ids: Tensor, batch: PlacedTokens, cache: LayerCache) -> Tensor:
+    def draft(self, hidden: Tensor, next_ids: Tensor, batch: PlacedRows, cache: LayerCache) -> Tensor:
         """What `logits` needs to predict, for each token, the one after its `next_ids`.
 
         Args:
@@ -58,7 +59,7 @@ class MtpLayer:
         self._final_norm = weights.read(f"{prefix}.final_layernorm.weight", (size,))
 
     def __call__(
-        self, hidden: Tensor, embeddings: Tensor, batch: PlacedTokens, rotary: RotaryTable, cache: LayerCache
+        self, hidden: Tensor, embeddings: Tensor, batch: PlacedRows, rotary: RotaryTable, cache: LayerCache
     ) -> Tensor:
         """[num_tokens, hidden] twice -> [num_tokens, hidden]."""
         parts = (

@@ -83,11 +83,17 @@ FakeResult FakeWorker::Execute(const StepPlan& plan) {
   Open(plan);
   FakeResult result;
   Pictures pictures(plan.images);
+  // A layer takes up the states of all rows before it writes those that they leave.
+  std::vector<Digest> states(rows.size());
+  if (config_.num_state_slots > 0) {
+    std::transform(rows.begin(), rows.end(), states.begin(),
+                   [&](const PlanRow& row) { return ReadState(row); });
+  }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Work work{.plan = plan, .row = rows[i]};
     ResolveTokens(work);
     ComputeKv(work, [&](SeqId seq_id) { return pictures.Next(seq_id); });
-    if (config_.num_state_slots > 0) ComputeStates(work);
+    if (config_.num_state_slots > 0) ComputeStates(work, states[i]);
     Remember(work);
     ScorePrompt(work, i, result);
     if (rows[i].num_sampled > 0) SampleRow(work, result);
@@ -152,6 +158,7 @@ void FakeWorker::ComputeKv(Work& work, const NextPicture& next_picture) {
 }
 
 Digest FakeWorker::ReadState(const PlanRow& row) const {
+  Ensure(row.state_slot >= 0 && row.state_slot < config_.num_state_slots, "no such state slot");
   if (row.begin == 0) {
     Ensure(row.state_from == BlockId{-1}, "a state taken up before the first token");
     return Mix(0, 0);
@@ -169,10 +176,8 @@ Digest FakeWorker::ReadState(const PlanRow& row) const {
   return state.digest;
 }
 
-void FakeWorker::ComputeStates(Work& work) {
+void FakeWorker::ComputeStates(Work& work, Digest digest) {
   const PlanRow& row = work.row;
-  Ensure(row.state_slot >= 0 && row.state_slot < config_.num_state_slots, "no such state slot");
-  Digest digest = ReadState(row);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::int32_t position = row.begin + static_cast<std::int32_t>(i);
     digest = Mix(digest, static_cast<std::uint64_t>(work.tokens[i]));

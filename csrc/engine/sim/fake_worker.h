@@ -56,8 +56,6 @@ class FakeWorker {
 
   FakeResult Execute(const StepPlan& plan);
 
-  std::size_t num_opened() const { return opened_.size(); }
-
  private:
   struct Cell {  // of the KV pool
     Prefix before;
@@ -92,7 +90,7 @@ class FakeWorker {
   void ResolveTokens(Work& work) const;
   void ComputeKv(Work& work, const NextPicture& next_picture);
   Prefix ReadKv(const PlanRow& row);
-  void ComputeStates(Work& work);
+  void ComputeStates(Work& work, Digest digest);
   Digest ReadState(const PlanRow& row) const;
   void Remember(const Work& work);
   void SampleRow(const Work& work, FakeResult& result);

@@ -1,8 +1,8 @@
 // simulator [--seed N] [--events M] [--runs K] [--threads T] [--seeds FILE]
 //
-// Runs K worlds of M events each, from seeds N, N + 1, ..., T of them at a time; before them, the
-// seeds that have found a mistake in the past. Prints what happened, or the seed and event of the
-// first failure.
+// Compares the engine's leaf classes with plain ones, and runs K worlds of M events each, from
+// seeds N, N + 1, ..., T of them at a time; before them, the seeds that have found a mistake in the
+// past. Prints what happened, or the seed and event of the first failure.
 //
 // simulator --compare-victims
 //
@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/sim/leaf_checks.h"
 #include "engine/sim/victim_comparison.h"
 #include "engine/sim/world.h"
 
@@ -144,6 +145,12 @@ int Main(int argc, char** argv) {
   }
   for (std::int64_t i = 0; i < options.runs; ++i) {
     runs.push_back({options.seed + static_cast<std::uint64_t>(i), options.events});
+  }
+  try {
+    CheckLeaves(options.seed);
+  } catch (const std::exception& error) {
+    std::cerr << "FAILED: leaves, seed " << options.seed << ": " << error.what() << "\n";
+    return 1;
   }
   Crowd crowd(std::move(runs));
   const auto start = std::chrono::steady_clock::now();

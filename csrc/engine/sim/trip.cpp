@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
-#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "engine/ensure.h"
@@ -34,6 +33,15 @@ Passenger Trip::AsPassenger() const {
   Passenger passenger{request_.cache_salt, {}, !request_.logit_rules.Empty()};
   for (const Picture& picture : pictures_) passenger.pictures.push_back(picture.content);
   return passenger;
+}
+
+bool Trip::IsDueBefore(const Trip& other) const {
+  const auto key = [](const Request& request) {
+    const Seconds patient = request.arrival + 60;
+    return std::make_tuple(std::min(request.deadline.value_or(patient), patient), request.arrival,
+                           request.seq_id);
+  };
+  return key(request_) < key(other.request_);
 }
 
 bool Trip::SetShape(int index) {

@@ -48,6 +48,9 @@ class Trip {
   }
   Passenger AsPassenger() const;
 
+  // Whether, of two of the same priority and user, this one is due first.
+  bool IsDueBefore(const Trip& other) const;
+
   // False: that was known.
   bool SetShape(int index);
   bool SetReady(int index);

@@ -74,24 +74,40 @@ void World::Step() {
   Look();
 }
 
-// What ends sequences or steps before their time.
+// What ends sequences or steps before their time, or leaves them alone for long.
 void World::Disturb() {
-  const int dice = dice_.Draw(1, 10);
+  const int dice = dice_.Draw(1, 12);
   if (dice <= 5) {
     End();
-  } else if (dice <= 8) {
+  } else if (dice <= 7) {
+    Settle();
+  } else if (dice <= 10) {
     StopByClient(DrawLive());
   } else {
     FailStep();
   }
 }
 
+// A token costs at most a recompute of everything, which takes a bounded number of steps.
+std::int64_t World::StepsMax() const {
+  const std::int64_t length_max = config_.max_model_len;
+  return 300 + 3 * static_cast<std::int64_t>(live_.size()) * length_max * length_max;
+}
+
+// Without news of pictures and grammars, what waits for them comes to rest.
+void World::Settle() {
+  const std::int64_t steps_max = StepsMax();
+  for (std::int64_t steps = 0; engine_.HasWork() || !flights_.empty(); ++steps) {
+    Ensure(steps <= steps_max, "work without end for sequences that cannot go on");
+    Advance();
+    Look();
+  }
+}
+
 void World::Drain() {
-  // A token costs at most a recompute of everything, which takes a bounded number of steps.
-  const std::int64_t steps_max =
-      100 + static_cast<std::int64_t>(live_.size()) * config_.max_model_len * config_.max_model_len;
+  const std::int64_t steps_max = StepsMax();
   for (std::int64_t steps = 0; !live_.empty() || !flights_.empty(); ++steps) {
-    Ensure(steps <= 3 * steps_max, "some sequence never ends");
+    Ensure(steps <= steps_max, "some sequence never ends");
     for (const auto act : {&World::Shape, &World::Ready, &World::BuildGrammar}) {
       if (!live_.empty()) (this->*act)(DrawLive());
       Look();
@@ -268,10 +284,15 @@ void World::CountOvertaken(const std::vector<PlanRow>& rows) {
     if (!std::exchange(trip.was_scheduled, true)) admitted.push_back(&trip);
   }
   for (const Trip* newcomer : admitted) {
+    const Request& passing = newcomer->request();
     for (auto& [seq_id, trip] : live_) {
-      if (seq_id >= newcomer->request().seq_id) break;
-      if (trip.was_scheduled || !trip.MayMove()) continue;
-      if (trip.request().priority != newcomer->request().priority) continue;
+      const Request& passed = trip.request();
+      if (passed.deadline && *passed.deadline <= now_) continue;  // it has just ended
+      if (trip.was_scheduled || passed.priority != passing.priority) continue;
+      const bool holds_up = config_.strict_fifo || trip.MayMove();
+      Ensure(!holds_up || passed.user != passing.user || !trip.IsDueBefore(*newcomer),
+             "overtaken by one of the same user");
+      if (!trip.MayMove() || passing.seq_id < seq_id) continue;
       tally_.overtaken_max = std::max(tally_.overtaken_max, ++trip.num_overtaken);
       Ensure(trip.num_overtaken <= kOvertakenMax, "overtaken again and again");
     }

@@ -42,6 +42,8 @@ class World {
   void Ready(SeqId seq_id);
   void BuildGrammar(SeqId seq_id);
   void Disturb();
+  void Settle();
+  std::int64_t StepsMax() const;
   void End();
   void StopByClient(SeqId seq_id);
   void Schedule();
