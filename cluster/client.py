@@ -24,7 +24,8 @@ _CHANNEL_OPTIONS = [
 class Options:
     """How to generate; None and nothing leave the choice to the server. Fields as in `airside.v1`.
 
-    Of `json_schema`, `json_object`, `regex` and `choices` one may be given: they are forms that the text must have.
+    One of `json_schema`, `json_object`, `regex`, `choices`, `lark` and `gbnf` may be given: the form that the text must
+    have.
     """
 
     max_tokens: int | None = None
@@ -44,6 +45,8 @@ class Options:
     json_object: bool = False
     regex: str | None = None
     choices: Sequence[str] = ()
+    lark: str | None = None
+    gbnf: str | None = None
 
     def sampling(self) -> pb.Sampling:
         """As the sampling part of a request."""
@@ -73,6 +76,8 @@ class Options:
             "json_object": self.json_object or None,
             "regex": self.regex,
             "choice": pb.Choice(texts=self.choices) if self.choices else None,
+            "lark": self.lark,
+            "gbnf": self.gbnf,
         }
         given = {name: form for name, form in forms.items() if form is not None}
         if len(given) > 1:

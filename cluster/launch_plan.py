@@ -11,7 +11,13 @@ from pathlib import Path
 
 from airside.cluster.config.schema import Config
 from airside.proto.settings import ControllerSettings, GatewaySettings, VisionWorkerSettings, WorkerSettings
-from airside.workers.model_config import ModelConfig, TensorParallelSizeError, check_tensor_parallel_size
+from airside.workers.model_config import (
+    CheckpointError,
+    ModelConfig,
+    TensorParallelSizeError,
+    check_block_size,
+    check_tensor_parallel_size,
+)
 
 DTYPES = ("bfloat16", "float16", "float32")
 ENDPOINT_LENGTH_MAX = 100
@@ -80,6 +86,7 @@ class LaunchPlan:
         self.dtype = config.model.dtype or (model.dtype if model.dtype in DTYPES else "bfloat16")
         self.max_model_len = _max_model_len(config, model)
         _check_ranks(config, model, machine, self.device)
+        _check_blocks(config, model)
         _check_drafts(config, model)
 
     @property
@@ -253,6 +260,13 @@ def _check_ranks(config: Config, model: ModelConfig, machine: Machine, device: s
         raise LaunchError(f"engine.{error}") from error
     if device == "cuda" and size > machine.num_gpus:
         raise LaunchError(f"engine.tensor_parallel_size is {size}, but this machine has {machine.num_gpus} GPUs")
+
+
+def _check_blocks(config: Config, model: ModelConfig) -> None:
+    try:
+        check_block_size(model, config.engine.block_size)
+    except CheckpointError as error:
+        raise LaunchError(f"engine.{error}") from error
 
 
 def _check_drafts(config: Config, model: ModelConfig) -> None:

@@ -24,4 +24,4 @@ class AbortCause(StrEnum):
     def of(cls, detail: str) -> AbortCause | None:
         """The cause that a detail begins with; None: it is none of these."""
         head = detail.partition(": ")[0]
-        return cls(head) if head in cls else None
+        return next((cause for cause in cls if cause == head), None)

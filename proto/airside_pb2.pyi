@@ -1145,7 +1145,9 @@ class Gauges(_message.Message):
     vision_queue_depth: _builtins.int
     vision_workers: _builtins.int
     controller_step_s: _builtins.float
-    """Median time of the controller's own work per step, over the last 512 steps."""
+    """Median time of the controller's own work per step, over the last 512 steps; handing messages to the sockets is not
+    counted.
+    """
     kv_blocks_cached: _builtins.int
     """Blocks that hold a prefix for later and can be had at once; `live` are in use, `free` includes these."""
     prefix_cache_queries: _builtins.int
@@ -1165,8 +1167,9 @@ class Gauges(_message.Message):
 
     @_builtins.property
     def controller_phase_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Median times, over the last 512 steps, of parts of controller_step_s: choosing rows, making the message, sending it,
-        taking in the result, and telling the gateways.
+        """Median times of a step's phases, over the last 512 steps: `schedule` (choosing rows), `build` (making the message),
+        `send` (handing messages to the sockets; not in controller_step_s), `apply` (taking in the result) and `reply` (making
+        the gateways' messages). Empty before the first step.
         """
 
     def __init__(

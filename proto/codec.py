@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -52,12 +53,12 @@ def message(kind: int) -> Callable[[type[M]], type[M]]:
 
 def encode(msg: Message) -> bytes:
     """The frame of a message."""
-    return bytes((VERSION,)) + _pack([msg.kind, *_plain(msg)])
+    return bytes((VERSION,)) + _packer.pack([msg.kind, *_plain(msg)])
 
 
 def encode_fields(cls: type[Message], fields: Iterable[object]) -> bytes:
     """The frame of a message of this class with these fields: all, in order, of types that nothing checks."""
-    return bytes((VERSION,)) + _pack([cls.kind, *fields])
+    return bytes((VERSION,)) + _packer.pack([cls.kind, *fields])
 
 
 def decode(frame: bytes | memoryview) -> Message:
@@ -81,9 +82,6 @@ def decode(frame: bytes | memoryview) -> Message:
     return typing.cast(Message, _build(cls, values))
 
 
-_pack: Callable[[object], bytes] = msgpack.Packer(default=lambda row: _plain(row)).pack
-
-
 def _plain(record: Any) -> Iterable[object]:  # Any: a dataclass instance
     cls = type(record)
     read = _readers.get(cls)
@@ -100,6 +98,16 @@ def _reader(names: Sequence[str]) -> Callable[[Any], Iterable[object]]:
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda record: [getattr(record, name) for name in names]
+
+
+class _Packer(threading.local):
+    """One per thread: while a row is read, another thread may run, and a msgpack.Packer has one buffer."""
+
+    def __init__(self) -> None:
+        self.pack: Callable[[object], bytes] = msgpack.Packer(default=_plain).pack
+
+
+_packer = _Packer()
 
 
 _Convert = Callable[[object], object]

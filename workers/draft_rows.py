@@ -85,8 +85,8 @@ def follow(rows: Rows, outcome: Outcome, with_kept: NDArray[np.bool_]) -> Follow
     ends[outcome.rows] += 1 + outcome.num_counted - rows.sampled[outcome.rows]
     lengths = ends - starts
     row_of_token = np.repeat(np.arange(len(lengths)), lengths)
-    positions = spans(starts, ends)
-    state_ids = rows.starts[row_of_token].astype(np.int64) + positions - rows.num_computed[row_of_token]
+    positions = spans(starts, ends).astype(np.int64)
+    state_ids = rows.starts[row_of_token] + positions - rows.num_computed[row_of_token]
     next_ids = state_ids + 1
     kept_rank = np.cumsum(with_kept) - 1
     from_before = positions < rows.num_computed[row_of_token]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+_PRODUCTS_KEPT = 256
 _LOOPBACK = ("file:", "tcp://127.0.0.1:", "tcp://localhost:")
 
 
@@ -17,5 +18,9 @@ def prepare_torch(rendezvous: str) -> None:
     # thread that has work then waits for those that have none: a decode step took several times as long. So short a
     # spin costs a few per cent on idle cores, where not spinning at all costs half as much again.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # oneDNN and torch each keep the code generated for up to 1024 products, which differ by the number of rows:
+    # hundreds of megabytes once batches of every size have been seen.
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, str(_PRODUCTS_KEPT))
     if rendezvous.startswith(_LOOPBACK):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -39,9 +39,10 @@ class Grammar:
         self._serialized = serialized
         self._end_ids = frozenset(tokenizer.eos_tokens)
         self._mask_bytes = (tokenizer.vocab_size + 31) // 32 * 4
-        self._tokens = list(output_ids)
+        ends = [place for place, token in enumerate(output_ids) if token in self._end_ids]
+        self._has_ended = bool(ends)  # by an end token, or since none could be sampled; neither is one of `_tokens`
+        self._tokens = output_ids[: ends[0]] if ends else list(output_ids)
         self._matcher: LLMatcher | None = self._fresh_matcher()
-        self._has_ended = False  # by an end token, or since none could be sampled; neither is one of `_tokens`
         self._why_failed: str | None = None
 
     @property

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-I = TypeVar("I", np.int32, np.int64)  # noqa: E741
+Int = TypeVar("Int", bound=np.signedinteger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ def place_rows(
     )
 
 
-def spans(starts: NDArray[I], ends: NDArray[I]) -> NDArray[I]:
+def spans(starts: NDArray[Int], ends: NDArray[Int]) -> NDArray[Int]:
     """[sum(ends - starts)]: `starts[i], ..., ends[i] - 1` of each i in turn."""
     lengths = ends - starts
     offsets = starts - (np.cumsum(lengths, dtype=starts.dtype) - lengths)
-    return np.arange(lengths.sum(), dtype=starts.dtype) + np.repeat(offsets, lengths)
+    flat: NDArray[Int] = np.arange(lengths.sum(), dtype=starts.dtype) + np.repeat(offsets, lengths)
+    return flat

@@ -28,6 +28,10 @@ JsonSchema = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="A file: the text must be JSON of this schema.")
 ]
 JsonObject = Annotated[bool, typer.Option("--json", help="The text must be a JSON object.")]
-Regex = Annotated[str | None, typer.Option(help="The text must match this.")]
+Regex = Annotated[str | None, typer.Option(help="The whole text must match this.")]
 Choices = Annotated[list[str] | None, typer.Option("--choice", help="The text must be one of these; repeatable.")]
+Lark = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="A file: a grammar of the text, in Lark's notation.")
+]
+Gbnf = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="The same in llama.cpp's GBNF.")]
 User = Annotated[str, typer.Option(help="Who asks: users get equal shares of the server.")]

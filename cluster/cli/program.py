@@ -117,6 +117,8 @@ def generate(
     json_object: options.JsonObject = False,
     regex: options.Regex = None,
     choice: options.Choices = None,
+    lark: options.Lark = None,
+    gbnf: options.Gbnf = None,
     user: options.User = "",
     address: Address = None,
 ) -> None:
@@ -137,13 +139,19 @@ def generate(
         logprobs=logprobs,
         n=n,
         user=user,
-        json_schema=None if json_schema is None else json_schema.read_text(encoding="utf-8"),
+        json_schema=_read(json_schema),
         json_object=json_object,
         regex=regex,
         choices=choice or (),
+        lark=_read(lark),
+        gbnf=_read(gbnf),
     )
     if not _generate(prompt, [path.read_bytes() for path in image or []], chat, chosen, address):
         raise typer.Exit(FAILURE)
+
+
+def _read(path: Path | None) -> str | None:
+    return None if path is None else path.read_text(encoding="utf-8")
 
 
 def _generate(prompt: str, images: list[bytes], chat: bool, chosen: Any, address: str | None) -> bool:

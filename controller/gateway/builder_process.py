@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -57,6 +56,8 @@ class Unusable:
     """Why a grammar cannot be used, as a clause."""
 
     why: str
+    is_for_time: bool = False
+    """It took too long, which may have been for other work on the machine: another time it may be built."""
 
 
 class BuilderProcess:
@@ -112,7 +113,7 @@ class BuilderProcess:
             answer = self._ask({"kind": kind, "text": text}, self._timeout_s)
         except _NoAnswer as none:
             self.kill()
-            return Unusable(str(none))
+            return Unusable(str(none), is_for_time=isinstance(none, _TooLong))
         except BaseException:
             self.kill()  # its answer may still come, and must never be taken for that to another grammar
             raise
@@ -128,8 +129,7 @@ class BuilderProcess:
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what could not be written any more
-                pipe.close()
+            pipe.close()
 
     def _ask(self, request: dict[str, object], timeout_s: float) -> dict[str, str]:
         """Raises _NoAnswer or BuilderLost."""
@@ -138,9 +138,9 @@ class BuilderProcess:
             self._write(json.dumps(request).encode() + b"\n", end_s)
             answer: dict[str, str] = json.loads(self._read_line(end_s))
         except TimeoutError:
-            raise _NoAnswer(_too_long(timeout_s)) from None
+            raise _TooLong(timeout_s) from None
         except (BrokenPipeError, EOFError):
-            raise _NoAnswer(self._cause_of_death()) from None
+            raise self._cause_of_death() from None
         return answer
 
     def _write(self, data: bytes, end_s: float) -> None:
@@ -163,22 +163,29 @@ class BuilderProcess:
             line += part
         return line
 
-    def _cause_of_death(self) -> str:
+    def _cause_of_death(self) -> _NoAnswer | BuilderLost:
         match -self._process.wait():
             case signal.SIGALRM:
-                return _too_long(self._timeout_s)
+                return _TooLong(self._timeout_s)
             case signal.SIGABRT:
-                return "it needs too much memory"
+                return _NoAnswer("it needs too much memory")
             case signal.SIGSEGV | signal.SIGBUS:
-                return "it is nested too deeply"
+                return _NoAnswer("it is nested too deeply")
             case number if number > 0:
-                raise BuilderLost(f"the process that checks grammars was ended by signal {number}; try again")
+                return BuilderLost(f"the process that checks grammars was ended by signal {number}; try again")
             case number:
-                return f"the process that builds it ended with status {-number}"
+                return _NoAnswer(f"the process that builds it ended with status {-number}")
 
 
 class _NoAnswer(Exception):
     """The child did not answer; the message says why, as a clause about what it was given."""
+
+
+class _TooLong(_NoAnswer):
+    """It did not in time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"it takes longer than {timeout_s:g} s")
 
 
 def _await(descriptor: int, event: int, end_s: float) -> None:
@@ -187,7 +194,3 @@ def _await(descriptor: int, event: int, end_s: float) -> None:
     poll.register(descriptor, event)
     if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
         raise TimeoutError
-
-
-def _too_long(timeout_s: float) -> str:
-    return f"it takes longer than {timeout_s:g} s"

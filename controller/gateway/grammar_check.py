@@ -44,7 +44,7 @@ Outcome = Built | Unusable
 
 
 class GrammarChecker:
-    """Grammars of requests, checked. Remembers what it has seen, good and bad.
+    """Grammars of requests, checked. Remembers what it has seen, good and bad, but for what took too long.
 
     Args:
         settings: of the gateway: limits of time and size.
@@ -150,8 +150,11 @@ class GrammarChecker:
     def _remember(self, key: bytes, future: Future[Outcome]) -> None:
         with self._lock:
             del self._pending[key]
-            if not future.cancelled() and future.exception() is None:
-                self._seen.put(key, future.result())
+            if future.cancelled() or future.exception() is not None:
+                return
+            outcome = future.result()
+            if not (isinstance(outcome, Unusable) and outcome.is_for_time):
+                self._seen.put(key, outcome)
 
 
 @dataclass(slots=True)

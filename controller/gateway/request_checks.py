@@ -188,13 +188,19 @@ def check_stop(
     if max_tokens is not None and max_tokens < 1:
         raise invalid("stop.max_tokens", f"is {max_tokens}, but must be at least 1; leave it out for no limit")
     if stop.min_tokens < 0:
-        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, but must be at least 0")
+        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, but must be at least 0; leave it out for none")
     if stop.min_tokens >= max_model_len:
-        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, but the context holds {max_model_len} tokens in all")
+        raise invalid(
+            "stop.min_tokens", f"is {stop.min_tokens}, but the context holds {max_model_len} tokens in all; lower it"
+        )
     if max_tokens is not None and stop.min_tokens > max_tokens:
-        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, more than the {max_tokens} of stop.max_tokens")
+        raise invalid(
+            "stop.min_tokens", f"is {stop.min_tokens}, more than the {max_tokens} of stop.max_tokens; lower it"
+        )
     if len(stop.token_ids) > STOP_TOKENS_MAX:
-        raise invalid("stop.token_ids", f"has {len(stop.token_ids)} ids, at most {STOP_TOKENS_MAX} are allowed")
+        raise invalid(
+            "stop.token_ids", f"has {len(stop.token_ids)} ids, at most {STOP_TOKENS_MAX} are allowed; leave some out"
+        )
     check_in_vocabulary("stop.token_ids", stop.token_ids, vocab_size)
     keeps_ends = is_structured or not stop.ignore_eos
     chosen = {*stop.token_ids, *end_ids} if keeps_ends else {*stop.token_ids}
@@ -297,7 +303,8 @@ def check_images(images: Sequence[pb.Image], fields: Sequence[str], limits: Imag
         raise invalid(fields[0], "this model takes text only; send the request without images")
     if len(images) > limits.images_max:
         raise invalid(
-            fields[limits.images_max], f"the request has {len(images)} images, at most {limits.images_max} are allowed"
+            fields[limits.images_max],
+            f"the request has {len(images)} images, at most {limits.images_max} are allowed; leave some out",
         )
     for image, field in zip(images, fields, strict=True):
         if not image.data:

@@ -3,7 +3,7 @@
 One `Stream` per live sequence. Its buffer is bounded: it never holds more than `TOKENS_MAX` tokens that the client has
 not taken; new tokens join the ones that wait, with their log-probabilities, so their number is the only thing that
 grows. A stream that would overflow takes no more tokens and its sequence is aborted: the client gets what was buffered,
-then the end. Log-probabilities of the prompt are at most one record for each of its tokens, once.
+then that end. Log-probabilities of the prompt are at most one record for each of its tokens, once.
 
     controller ── OutputBatch ──> Streams.dispatch ──> Stream (≤ TOKENS_MAX) ──> Inbox ──> call ──> gRPC ──> client
 
@@ -13,6 +13,7 @@ A call reads the streams of all its sequences through one `Inbox`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +75,9 @@ class Stream:
         """Appends news other than tokens: at most one per image, and two more, in a sequence's life."""
         if self._has_end:
             return
+        if self.overflowed and isinstance(news, FinishedRow):
+            # Tokens are missing, also when the engine came to an end of its own before it heard of that.
+            news = dataclasses.replace(news, reason="abort", detail=_too_slow())
         self._has_end = isinstance(news, _END)
         self._news.append(news)
         self._arrived.set()
@@ -200,6 +204,10 @@ class Streams:
         for (seq_id, token_ids), records in zip(batch.rows(), batch.records(), strict=True):
             stream = self._streams.get(seq_id)
             if stream is not None and not stream.put_tokens(token_ids, records, batch.step_tokens):
-                self._abort(seq_id, f"{AbortCause.CLIENT_SLOW}: {TOKENS_MAX} tokens wait for it")
+                self._abort(seq_id, _too_slow())
         for row in batch.finished:
             self._put(row.seq_id, row)
+
+
+def _too_slow() -> str:
+    return f"{AbortCause.CLIENT_SLOW}: {TOKENS_MAX} tokens wait for it"

@@ -19,8 +19,12 @@ FairShares::Account& FairShares::Enter(const std::string& user) {
     gone_.erase(account.get());
   }
   ++account->num_live;
-  if (account->num_waiting == 0) account->counter = std::max(account->counter, virtual_time_);
+  CatchUp(*account);
   return *account;
+}
+
+void FairShares::CatchUp(Account& account) {
+  if (account.num_waiting == 0) account.counter = std::max(account.counter, virtual_time_);
 }
 
 void FairShares::Leave(Account& account) {
@@ -41,6 +45,7 @@ void FairShares::Charge(Account& account, std::int64_t tokens) {
 }
 
 void FairShares::StartWaiting(Account& account) {
+  CatchUp(account);
   if (account.num_waiting++ == 0) ++num_backlogged_;
 }
 

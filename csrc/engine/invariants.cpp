@@ -142,6 +142,7 @@ void CheckProgress(const Sequence& sequence, const EngineConfig& config) {
   Require(output.num_scores_told + output.num_scores_pending < sequence.PromptLength() ||
               sequence.input.logprobs < 0,
           sequence, "more records than its prompt has places");
+  Require(schedule.num_in_vain <= sequence.ReadyLength(), sequence, "it could get further once");
   Require(!schedule.opened || !sequence.generation.logit_rules.Empty(), sequence,
           "opened without need");
   Require(sequence.draft.num_accepted <= sequence.draft.num_verified, sequence,
@@ -166,6 +167,7 @@ void CheckKeys(const Sequence& sequence, const BlockManager& blocks, const Engin
 }
 
 void CheckQueue(const WaitingQueue& queue, std::size_t num_waiting) {
+  std::unordered_map<const FairShares::Account*, std::int32_t> num_due;  // a turn each
   std::int64_t num_tokens = 0;
   std::size_t num_holding = 0;
   std::size_t num_visited = 0;
@@ -177,11 +179,15 @@ void CheckQueue(const WaitingQueue& queue, std::size_t num_waiting) {
     Require(sequence.schedule.num_pending == 0 || sequence.cache.blocks.empty(), sequence,
             "holds blocks while it waits for a token");
     num_tokens += sequence.Length();
+    num_due[sequence.schedule.account] += !is_parked && !sequence.schedule.turn ? 1 : 0;
     if (sequence.cache.blocks.empty()) return;
     ++num_holding;
     Require(queue.holding().contains(const_cast<Sequence*>(&sequence)), sequence,
             "holds blocks unnoticed");
   });
+  for (const auto& [account, count] : num_due) {
+    Require(account->num_waiting == count, "what waits for a user is miscounted");
+  }
   Require(num_visited == num_waiting, "the queue has lost someone");
   Require(static_cast<std::size_t>(queue.size()) == num_waiting, "the queue is miscounted");
   Require(queue.holding().size() == num_holding, "someone is said to hold blocks, but does not");

@@ -117,7 +117,7 @@ void Scheduler::SelectPrompts(Planning& planning) {
 void Scheduler::AdmitPrompts(Planning& planning) {
   // What somebody that runs could not get, no newcomer gets.
   if (planning.short_of_blocks && !planning.step.rows.empty()) return;
-  while (static_cast<int>(running_.size()) < config_.max_num_seqs) {
+  while (planning.tokens_left > 0 && static_cast<int>(running_.size()) < config_.max_num_seqs) {
     Sequence* const sequence = queue_.Front(config_.strict_fifo);
     if (sequence == nullptr || !Admit(*sequence, planning)) return;
   }

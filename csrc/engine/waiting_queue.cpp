@@ -12,6 +12,11 @@ namespace {
 
 bool IsNewcomer(const Sequence& sequence) { return !sequence.schedule.turn; }
 
+// Whether it takes part in the turns that users take.
+bool WaitsForTurn(const Sequence& sequence) {
+  return IsNewcomer(sequence) && sequence.Schedulable();
+}
+
 // Which of two fronts comes first.
 bool FrontComesBefore(const Sequence& a, const Sequence& b) {
   if (IsNewcomer(a) && IsNewcomer(b)) return Newcomers::FrontComesBefore(a, b);
@@ -62,15 +67,15 @@ Sequence* WaitingQueue::Kind::Front() const {
 }
 
 void WaitingQueue::Insert(Sequence& sequence) {
+  if (WaitsForTurn(sequence)) shares_.StartWaiting(*sequence.schedule.account);
   KindOf(sequence).Insert(sequence);
-  if (IsNewcomer(sequence)) shares_.StartWaiting(*sequence.schedule.account);
   if (!sequence.cache.blocks.empty()) holding_.insert(&sequence);
   num_tokens_ += sequence.Length();
 }
 
 void WaitingQueue::Erase(Sequence& sequence) {
   KindOf(sequence).Erase(sequence);
-  if (IsNewcomer(sequence)) shares_.StopWaiting(*sequence.schedule.account);
+  if (WaitsForTurn(sequence)) shares_.StopWaiting(*sequence.schedule.account);
   if (!sequence.cache.blocks.empty()) holding_.erase(&sequence);
   num_tokens_ -= sequence.Length();
 }

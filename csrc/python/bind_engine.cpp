@@ -116,17 +116,14 @@ void BindEngine(nb::module_& m) {
           nb::arg("num_drafts") = nb::bytes(""), nb::arg("draft_tokens") = nb::bytes(""),
           nb::arg("draft_confidences") = nb::bytes(""),
           "Closes the oldest step in flight; columns as in messages.StepResult, with one token "
-          "(i32) "
-          "per sampled position. A negative one is none, and ends its sequence: -1 as \"abort\", "
-          "-2 "
-          "as \"structured_output_failed\".\n\n"
+          "(i32) per sampled position. A negative one is none, and ends its sequence: -1 as "
+          "\"abort\", -2 as \"structured_output_failed\".\n\n"
           "Raises ValueError, with nothing changed, when another step or columns of other sizes "
-          "were expected.")
+          "were expected, or no model makes a token that was sampled.")
       .def("fail_step", &Engine::FailStep, nb::arg("now"),
            "The steps in flight, if any, and all KV are lost: every sequence waits again, "
-           "structured "
-           "ones for their grammars too. Also ends sequences whose deadline has passed, so call it "
-           "while there are no workers.")
+           "structured ones for their grammars too. Also ends sequences whose deadline has "
+           "passed, so call it while there are no workers.")
       .def("take_outputs", &Engine::TakeOutputs,
            "New tokens and ends since the last call, one entry per client that has any.")
       .def("stats", &Engine::GetStats, "Numbers for gauges and counters.")

@@ -50,6 +50,21 @@ void BindStats(nb::module_& m) {
           "Sequences ended, by reason; every reason is there.");
 }
 
+nb::list Fields(const ClientOutput& output) {
+  nb::list fields;
+  fields.append(ToBytes(output.seq_ids));
+  fields.append(ToBytes(output.num_tokens));
+  fields.append(ToBytes(output.token_ids));
+  fields.append(nb::cast(output.finished));
+  fields.append(output.step_tokens);
+  fields.append(ToBytes(output.logprob_sizes));
+  fields.append(ToBytes(output.logprobs));
+  fields.append(ToBytes(output.prompt_seq_ids));
+  fields.append(ToBytes(output.prompt_sizes));
+  fields.append(ToBytes(output.prompt_logprobs));
+  return fields;
+}
+
 }  // namespace
 
 void BindOutputs(nb::module_& m) {
@@ -82,7 +97,7 @@ void BindOutputs(nb::module_& m) {
       .def_ro("prefill_s", &Finish::prefill_s,
               "From the first step to the first token; 0 without one.")
       .def_ro("preempted_s", &Finish::preempted_s,
-              "From losing its blocks to its next step, over all preemptions.");
+              "From losing its blocks, to others or with the workers, to its next step.");
 
   nb::class_<ClientOutput>(m, "ClientOutput", "News for one client; see messages.OutputBatch.")
       .def_prop_ro(
@@ -113,7 +128,8 @@ void BindOutputs(nb::module_& m) {
           "i32: bytes of each one's records")
       .def_prop_ro(
           "prompt_logprobs", [](const ClientOutput& self) { return ToBytes(self.prompt_logprobs); },
-          "Records as in logprob_record.py.");
+          "Records as in logprob_record.py.")
+      .def("fields", &Fields, "All attributes that messages.OutputBatch has, in its order.");
   BindStats(m);
 }
 

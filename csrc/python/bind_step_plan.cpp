@@ -47,6 +47,56 @@ void BindOpened(nb::module_& m) {
           "Empty: all.");
 }
 
+std::vector<std::tuple<std::uint64_t, int, int, int>> Images(const StepPlan& plan) {
+  std::vector<std::tuple<std::uint64_t, int, int, int>> rows;
+  for (const ImageSlice& image : plan.images) {
+    rows.emplace_back(static_cast<std::uint64_t>(image.seq_id), image.image_index,
+                      image.embed_start, image.embed_count);
+  }
+  return rows;
+}
+
+std::vector<std::tuple<int, int, int, nb::bytes>> PromptRows(const StepPlan& plan) {
+  std::vector<std::tuple<int, int, int, nb::bytes>> rows;
+  for (const PromptScores& scores : plan.prompt_logprobs) {
+    rows.emplace_back(scores.row, scores.start, scores.alternatives, ToBytes(scores.targets));
+  }
+  return rows;
+}
+
+// In one call what would be one for each column, of which there is one step's worth every step.
+nb::list Fields(const StepPlan& plan) {
+  nb::list fields;
+  const auto add = [&](const auto& column) { fields.append(ToBytes(column)); };
+  fields.append(static_cast<std::uint64_t>(plan.step_id));
+  add(plan.seq_ids);
+  add(plan.num_computed);
+  add(plan.num_new);
+  add(plan.token_ids);
+  add(plan.num_blocks);
+  add(plan.block_tables);
+  add(plan.sampled);
+  add(plan.temperature);
+  add(plan.top_k);
+  add(plan.top_p);
+  add(plan.min_p);
+  add(plan.seed);
+  add(plan.position);
+  fields.append(nb::cast(plan.banned));
+  fields.append(nb::cast(Images(plan)));
+  add(plan.forced);
+  add(plan.logprobs);
+  fields.append(nb::cast(PromptRows(plan)));
+  add(plan.structured);
+  add(plan.drafts_wanted);
+  fields.append(nb::cast(plan.opened));
+  add(plan.closed);
+  add(plan.state_slots);
+  add(plan.state_from);
+  add(plan.tail_ids);
+  return fields;
+}
+
 }  // namespace
 
 void BindStepPlan(nb::module_& m) {
@@ -63,28 +113,13 @@ void BindStepPlan(nb::module_& m) {
           "Tokens to compute, over all rows.")
       .def_ro("banned", &StepPlan::banned, "Sampled position -> token ids with no probability.")
       .def_prop_ro(
-          "images",
-          [](const StepPlan& self) {
-            std::vector<std::tuple<std::uint64_t, int, int, int>> rows;
-            for (const ImageSlice& image : self.images) {
-              rows.emplace_back(static_cast<std::uint64_t>(image.seq_id), image.image_index,
-                                image.embed_start, image.embed_count);
-            }
-            return rows;
-          },
+          "images", [](const StepPlan& self) { return Images(self); },
           "(seq_id, image_index, embed_start, embed_count) of each image touched, in token order.")
       .def_prop_ro(
-          "prompt_logprobs",
-          [](const StepPlan& self) {
-            std::vector<std::tuple<int, int, int, nb::bytes>> rows;
-            for (const PromptScores& scores : self.prompt_logprobs) {
-              rows.emplace_back(scores.row, scores.start, scores.alternatives,
-                                ToBytes(scores.targets));
-            }
-            return rows;
-          },
+          "prompt_logprobs", [](const StepPlan& self) { return PromptRows(self); },
           "(row, start, k, targets) as in messages.PromptLogprobRow.")
-      .def_ro("opened", &StepPlan::opened, "Sequences that the sampler must know more of.");
+      .def_ro("opened", &StepPlan::opened, "Sequences that the sampler must know more of.")
+      .def("fields", &Fields, "All attributes that messages.StepPlan has, in its order.");
   DefColumn<&StepPlan::seq_ids>(cls, "seq_ids", "u64 [num_seqs]");
   DefColumn<&StepPlan::num_computed>(cls, "num_computed", "i32 [num_seqs]");
   DefColumn<&StepPlan::num_new>(cls, "num_new", "i32 [num_seqs]");

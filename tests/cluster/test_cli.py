@@ -134,10 +134,28 @@ def test_log_probabilities_are_notes_after_the_text() -> None:
     assert "3 of 4 drafts accepted" in usage
 
 
+def unboxed(output: str) -> str:
+    """What the command line says, without the frame that it draws and the lines that this takes."""
+    return " ".join(output.replace("│", " ").split())
+
+
 def test_a_text_has_one_form() -> None:
     result = CliRunner().invoke(app, ["generate", "x", "--json", "--regex", "a+", "--address", "127.0.0.1:9"])
     assert result.exit_code == 2
-    assert "json_object and regex" in result.output.replace("\n", " ")
+    assert "json_object and regex" in unboxed(result.output)
+
+
+def test_grammars_are_files(tmp_path: Path) -> None:
+    lark, gbnf = tmp_path / "a.lark", tmp_path / "a.gbnf"
+    lark.write_text('start: "é"')
+    arguments = ["generate", "x", "--address", "127.0.0.1:9", "--lark", str(lark)]
+    result = CliRunner().invoke(app, [*arguments, "--gbnf", str(gbnf)])
+    assert (result.exit_code, "does not exist" in unboxed(result.output)) == (2, True)
+    gbnf.write_text('root ::= "é"')
+    result = CliRunner().invoke(app, [*arguments, "--gbnf", str(gbnf)])
+    assert (result.exit_code, "lark and gbnf" in unboxed(result.output)) == (2, True)
+    assert Options(lark="l").structure() == pb.Structure(lark="l")
+    assert Options(gbnf="g").structure() == pb.Structure(gbnf="g")
 
 
 def test_options_become_the_parts_of_a_request() -> None:

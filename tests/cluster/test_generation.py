@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import airside
 from airside import SamplingParams
+from airside.cluster import offline
 from airside.cluster.offline.generation import Generation, Generations
 from airside.controller.gateway.prompt import Prompt
 from airside.controller.gateway.terms import TermsReader
@@ -132,3 +134,9 @@ def test_what_was_never_begun_says_why(call: Call) -> None:
     assert running.unfinished == []
     assert generation.output.finish_reason == "rejected"
     assert generation.output.detail == "unavailable: the engine is recovering"
+
+
+def test_the_package_has_all_that_goes_into_llm_and_comes_out_of_it() -> None:
+    for name in airside.__all__:
+        assert getattr(airside, name) is getattr(offline, name)
+    assert set(airside.__all__) == {name for name, value in vars(offline).items() if isinstance(value, type)}

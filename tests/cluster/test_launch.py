@@ -9,7 +9,7 @@ import pytest
 
 from airside.cluster.config.schema import Config
 from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Run
-from airside.workers.model_config import ModelConfig, RopeConfig
+from airside.workers.model_config import ModelConfig, RopeConfig, ShortConvConfig
 
 RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
 LAPTOP = Machine(node="here", num_cores=2, num_gpus=0)
@@ -109,6 +109,13 @@ def test_our_own_ray_has_room_for_what_starts_first() -> None:
 def test_what_does_not_fit_is_refused_with_its_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         plan(config)
+
+
+def test_blocks_hold_what_convolutions_look_back_on() -> None:
+    short_conv = ShortConvConfig(layers=(0,), kernel_size=10, bias=False)
+    assert plan({"engine": {"block_size": 16}}, short_conv=short_conv)
+    with pytest.raises(LaunchError, match=r"^engine.block_size 8 is too small .* set engine.block_size to 9 or more"):
+        plan({"engine": {"block_size": 8}}, short_conv=short_conv)
 
 
 def test_cuda_needs_gpus_and_kernels() -> None:

@@ -117,3 +117,22 @@ def test_an_aborted_sequence_has_its_grammar_closed_and_late_words_change_nothin
     gateway.add(2, max_tokens=1)
     rank.step_until_end(gateway, 2)
     assert gateway.finish(2)[0] == [1000]
+
+
+def test_a_launch_that_is_over_has_no_say_on_grammars(bus: Bus) -> None:
+    gateway, rank_before = serving(bus)
+    gateway.add(1, (1, 2, 3), grammar=GRAMMAR, max_tokens=1)
+    rank_before.expect(msg.OpenGrammar)
+    rank_before.send(msg.WorkerFailed(0, "gone"))
+    gateway.expect(msg.EngineState, lambda s: s.state == "recovering")
+    rank_before.send(msg.GrammarFailed(1, "of no one's interest"))
+    rank = bus.rank("worker-0-again", group=1)
+    rank.expect(msg.OpenGrammar)
+    rank_before.send(msg.GrammarReady(1))
+    for _ in ("the loss", "GrammarFailed", "GrammarReady"):
+        rank_before.expect(msg.Shutdown)
+    rank.step()
+    assert not rank.heard(msg.StepPlan), "it was sampled without its grammar"
+    rank.send(msg.GrammarReady(1))
+    rank.step()
+    assert gateway.finish(1)[0] == [1000]

@@ -171,19 +171,19 @@ def test_the_supervisor_cannot_lose_the_controller_itself(bus: Bus) -> None:
 
 
 def test_a_token_that_the_model_does_not_know_reaches_no_rank(bus: Bus) -> None:
-    bus.start(vocab_size=500)
+    bus.start(vocab_size=2000)
     gateway, rank = bus.gateway(), bus.rank()
     vision = bus.vision_worker("vision-0")
     gateway.wait_ready(vision=True)
-    for seq_id, prompt, stops in ((1, (1, 500), []), (2, (-1,), []), (3, (1,), [7, 500])):
+    for seq_id, prompt, stops in ((1, (1, 2000), []), (2, (-1,), []), (3, (1,), [7, 2000])):
         gateway.add(seq_id, prompt, stop_token_ids=stops)
         rejected = gateway.expect(msg.Rejected)
         assert rejected.code == "invalid"
-        assert "[0, 500)" in rejected.detail
+        assert "[0, 2000)" in rejected.detail
     gateway.add(4, (IMAGE_TOKEN,), b"picture")
     job = vision.job()
-    vision.send(msg.Shape(4, 0, job.epoch, (500).to_bytes(4, "little")))
-    assert "expansion[0] is 500" in gateway.finish(4)[1].detail
-    gateway.add(5, (499,), max_tokens=1)
-    assert read_i32(rank.step().token_ids) == [499]
+    vision.send(msg.Shape(4, 0, job.epoch, (2000).to_bytes(4, "little")))
+    assert "expansion[0] is 2000" in gateway.finish(4)[1].detail
+    gateway.add(5, (1999,), max_tokens=1)
+    assert read_i32(rank.step().token_ids) == [1999]
     assert gateway.finish(5)[0] == [1000]

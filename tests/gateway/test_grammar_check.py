@@ -187,6 +187,13 @@ def test_equal_grammars_are_built_once(model: TextModel, builds: list[str], stru
     assert len(builds) == 1
 
 
+def test_what_took_too_long_may_be_tried_again(model: TextModel, builds: list[str]) -> None:
+    with contextlib.closing(GrammarChecker(limits(grammar_timeout_s=SHORT_S), model)) as checker:
+        for _ in range(2):
+            assert "takes longer" in refusal(checker, SLOW).message
+    assert builds == [SLOW.json_schema] * 2
+
+
 def test_what_was_seen_is_forgotten_in_the_end(
     model: TextModel, builds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,3 +130,10 @@ def test_tokens_behind_the_match_are_dropped() -> None:
     assert output.push(ids) == (2, "a")
     assert output.push(ids) == (0, "")
     assert (output.num_tokens, output.finish()) == (2, "")
+
+
+@pytest.mark.parametrize(("min_tokens", "match"), [(1, "\ufffd"), (2, "")])
+def test_a_character_cut_off_by_the_end_is_a_stop_only_after_min_tokens(min_tokens: int, match: str) -> None:
+    first_half = MERGED.token_to_id(SPELLER.encode("é", add_special_tokens=False).tokens[0])
+    text, num_tokens, stop_match = read([first_half], stop_values("\ufffd", min_tokens=min_tokens))
+    assert (text, num_tokens, stop_match) == ("" if match else "\ufffd", 1, match)

@@ -92,6 +92,18 @@ def test_a_stream_that_overflows_aborts_its_sequence_once() -> None:
     assert other == Tokens([8] * 3)
 
 
+def test_an_end_after_tokens_were_dropped_is_an_abort_whatever_the_engine_says() -> None:
+    streams = Streams(abort=lambda *_: None)
+    inbox = streams.open([1, 2])
+    streams.dispatch(batch((1, [7] * TOKENS_MAX), (2, [7] * TOKENS_MAX)))
+    streams.dispatch(batch((1, [7]), finished=[finish(1, "length"), finish(2, "length")]))
+    (_, _), (_, cut_off), (_, _), (_, whole) = asyncio.run(inbox.take())
+    assert cut_off == dataclasses.replace(
+        finish(1), reason="abort", detail=f"the client stopped reading: {TOKENS_MAX} tokens wait for it"
+    )
+    assert whole == finish(2, "length")
+
+
 def test_columns_that_do_not_fit_are_an_error() -> None:
     streams = Streams(abort=lambda *_: None)
     whole = batch((1, [7, 8]))

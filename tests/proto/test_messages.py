@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import pytest
@@ -64,6 +67,41 @@ def test_a_frame_that_is_not_ours_is_refused_by_name(frame: bytes, why: str) -> 
     with pytest.raises(MessageRefused) as caught:
         decode(frame)
     assert caught.value.why == why
+
+
+def test_threads_encode_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = messages.OutputBatch(b"", b"", b"", [messages.FinishedRow(1, "stop", "", 1, 0, 2, 0, 0.1, 0.2, 0.3)])
+    assert decode(encode(batch)) == batch
+    read, others = codec._readers[messages.FinishedRow], []
+
+    def read_slowly(row: object) -> Iterable[object]:
+        with ThreadPoolExecutor(1) as thread:
+            others.append(thread.submit(encode, messages.Heartbeat(5)).result())
+        return read(row)
+
+    monkeypatch.setitem(codec._readers, messages.FinishedRow, read_slowly)
+    assert decode(encode(batch)) == batch
+    assert [decode(frame) for frame in others] == [messages.Heartbeat(5)]
+
+
+def test_a_batch_of_outputs_is_read_row_by_row() -> None:
+    batch = messages.OutputBatch(
+        *(struct.pack("<3Q", 5, 6, 7), struct.pack("<3i", 2, 0, 1), struct.pack("<3i", 10, 11, 12)),
+        logprob_sizes=struct.pack("<3i", 2, 0, 3),
+        logprobs=b"aaccc",
+        prompt_seq_ids=struct.pack("<2Q", 7, 5),
+        prompt_sizes=struct.pack("<2i", 1, 2),
+        prompt_logprobs=b"xyy",
+    )
+    assert list(batch.rows()) == [(5, [10, 11]), (6, []), (7, [12])]
+    assert list(batch.records()) == [b"aa", b"", b"ccc"]
+    assert list(batch.prompt_rows()) == [(7, b"x"), (5, b"yy")]
+
+
+def test_a_batch_that_nobody_wants_records_of_has_an_empty_one_for_each_row() -> None:
+    batch = messages.OutputBatch(struct.pack("<2Q", 5, 6), struct.pack("<2i", 1, 1), struct.pack("<2i", 10, 11))
+    assert list(batch.records()) == [b"", b""]
+    assert list(batch.prompt_rows()) == []
 
 
 @given(st.binary(max_size=60))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +73,28 @@ class LocalServer:
     def start_vision_worker(self, number: int) -> None:
         settings = self.plan.vision_worker(number)
         self.processes.start(settings.name, settings)
+
+    def replace_ranks(self, group: int, how: signal.Signals) -> None:
+        """Sends all ranks a signal and starts another launch of them; from the thread that made this server.
+
+        Args:
+            group: number of the new launch, counted from 1.
+            how: SIGKILL, or SIGSTOP for ranks that hang until the new ones take over.
+        """
+        old = [self.processes.pid(self._rank_name(worker.name, group - 1)) for worker in self.plan.workers(group)]
+        for pid in old:
+            os.kill(pid, how)
+        for worker in self.plan.workers(group):
+            settings = dataclasses.replace(worker, num_kv_blocks_max=self._kv_blocks)
+            self.processes.start(self._rank_name(worker.name, group), settings)
+        if how is not signal.SIGKILL:
+            wait_until(lambda: f"launch={group}" in self.processes.log("controller"), START_TIMEOUT_S, "new ranks")
+            for pid in old:
+                os.kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _rank_name(name: str, group: int) -> str:
+        return name if group == 1 else f"{name}-launch-{group}"
 
     def _is_ready(self) -> bool:
         exited = self.processes.exited()

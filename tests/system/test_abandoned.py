@@ -47,6 +47,13 @@ def abandon(server: LocalServer, number: int) -> grpc.StatusCode | None:
     if number % 4 == 0:
         request.prompt = f"<image>Number {number}"
         request.images.add(data=png(rng.choice([40, 600]), 40))
+    if number % 3 == 0:
+        request.structure.regex = "[a-z]{30,}"
+    if number % 5 == 0:
+        request.n = rng.choice([2, 4])
+        request.output.MergeFrom(pb.Output(logprobs=5, prompt_logprobs=1))
+    if number % 7 == 0:
+        request.sampling.MergeFrom(pb.Sampling(repetition_penalty=1.1, logit_bias={100: 1}))
     call = server.inference.Generate(request, timeout=60)
     try:
         for _, _event in zip(range(rng.choice([0, 1, 2, 5, 200])), call, strict=False):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from airside import LLM, SamplingParams
 from airside.cluster.offline import OfflineError
@@ -45,6 +48,27 @@ def test_it_answers_refuses_and_leaves_nothing(llm: LLM) -> None:
     llm.close()
     llm.close()
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
+
+
+def test_a_score_is_the_log_probability_that_transformers_computes(llm: LLM, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32).eval()
+    rng = random.Random(4)
+    pairs = [([rng.randrange(60, 512) for _ in range(size)], rng.sample(range(60, 512), 9)) for size in (1, 16, 40)]
+    pairs.append(([70, 71], [80, model.config.eos_token_id, 81]))  # an end token within ends nothing
+    for (prompt, continuation), score in zip(pairs, llm.score_all(*zip(*pairs, strict=True)), strict=True):
+        assert score.token_ids == continuation
+        assert score.logprobs == pytest.approx(log_probabilities(model, prompt, continuation), abs=1e-4)
+        assert score.total == sum(score.logprobs)
+    assert llm.score("The red", " circle").token_ids  # texts, too
+    with pytest.raises(RequestError, match=r"drafts.golden.ids: is empty"):
+        llm.score("The red", "")
+
+
+def log_probabilities(model: torch.nn.Module, prompt: list[int], continuation: list[int]) -> list[float]:
+    """Of each token of the continuation, given all before it."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + continuation])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(continuation)), continuation].tolist()
 
 
 def test_an_interrupted_call_leaves_the_engine_to_the_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

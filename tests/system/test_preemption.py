@@ -45,11 +45,13 @@ def requests_of(kind: str) -> list[pb.GenerateRequest]:
         request.sampling.seed = number
         if kind == "logprobs":
             request.output.logprobs = 2
+        if kind == "prompt logprobs":
+            request.output.prompt_logprobs = 3
         made.append(request)
     return made
 
 
-@pytest.mark.parametrize("kind", ["greedy", "seeded", "logprobs"])
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "logprobs", "prompt logprobs"])
 def test_preempted_requests_miss_and_repeat_nothing(server: LocalServer, kind: str) -> None:
     requests = requests_of(kind)
 
@@ -72,5 +74,10 @@ def test_preempted_requests_miss_and_repeat_nothing(server: LocalServer, kind: s
         for record, reference in zip(one.logprobs, other.logprobs, strict=True):
             assert record.logprob == pytest.approx(reference.logprob, abs=1e-5)
             assert [top.token_id for top in record.top] == [top.token_id for top in reference.top]
+        scored = one.finished.usage.prompt_tokens - 1 if kind == "prompt logprobs" else 0
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs) == scored
+        for record, reference in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
+            assert record.token_id == reference.token_id
+            assert record.logprob == pytest.approx(reference.logprob, abs=1e-5)
         if one.finished.timings.preemptions:
             assert one.finished.timings.preempted_s > 0

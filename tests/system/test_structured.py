@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from airside.proto import airside_pb2 as pb
 from tests.checkpoints import make_llama
-from tests.system.local_server import Answer, LocalServer
+from tests.system.local_server import Answer, LocalServer, read_failing
 
 pytestmark = pytest.mark.slow
 
@@ -160,3 +163,49 @@ def test_anything_is_still_something(server: LocalServer) -> None:
         answer = ask(server, seed, json_schema="{}")
         if answer.finished.reason == "stop":
             json.loads(answer.text)
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_that_fails_late_keeps_what_it_wrote(server: LocalServer, n: int, drafts: int) -> None:
+    """The grammar wants a letter that the request forbids: all before it arrives, then the end says why."""
+    ids = {letter: server.inference.Tokenize(pb.TokenizeRequest(text=letter)).token_ids[0] for letter in "abcdef"}
+    request = pb.GenerateRequest(
+        prompt="The",
+        structure=pb.Structure(regex="[ab][ab][cd][cd][ef][ef]"),
+        sampling=pb.Sampling(temperature=1, allowed_token_ids=[ids[letter] for letter in "abcd"]),
+        output=pb.Output(logprobs=1),
+        drafts=pb.Drafts(max_tokens=drafts, golden=pb.TokenIds(ids=[ids[letter] for letter in "abcdef"])),
+        n=n,
+    )
+    events, error = read_failing(server.inference.Generate(request, timeout=60))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    for index in range(n):
+        answer = Answer(events, index)
+        assert re.fullmatch("[ab]{2}[cd]{2}", answer.text)
+        assert len(answer.logprobs) == len(answer.token_ids) == answer.finished.usage.completion_tokens == 4
+        assert answer.finished.reason == "structured_output_failed"
+    assert ask(server, choice=pb.Choice(texts=["yes"])).text == "yes"
+
+
+def test_a_stalled_builder_is_not_the_grammars_fault(server: LocalServer) -> None:
+    """A child that stands still makes its grammar late once; the same grammar is not refused for it ever after."""
+    assert ask(server, choice=pb.Choice(texts=["yes"])).text == "yes"
+    (builder,) = psutil.Process(server.processes.pid("gateway-0")).children()
+    os.kill(builder.pid, signal.SIGSTOP)
+    first = outcome(server, {"regex": "never|seen|before"})
+    assert first in ("INVALID_ARGUMENT", "UNAVAILABLE", "stop")
+    assert ask(server, regex="never|seen|before").text in ("never", "seen", "before")
+
+
+def test_equal_ones_at_once(server: LocalServer) -> None:
+    """Sixteen continuations and their neighbours share a grammar and disturb one another in nothing."""
+    request = pb.GenerateRequest(
+        prompt="The", structure=pb.Structure(regex="([a-z]{3} ){5,}end"), n=16, stop=pb.Stop(max_tokens=60)
+    )
+    request.sampling.seed = 5
+    with ThreadPoolExecutor(4) as pool:
+        events = list(pool.map(lambda _: list(server.inference.Generate(request, timeout=60)), range(4)))
+    texts = [[Answer(call, index).text for index in range(16)] for call in events]
+    assert texts.count(texts[0]) == 4
+    assert len({*texts[0]}) > 1

@@ -64,9 +64,63 @@ def test_several_stop_strings(server: LocalServer, strings: list[str], text: str
     assert (answer.text, answer.finished.reason, answer.finished.stop_match) == (text, "stop", match)
 
 
+def held_back(answer: Answer, whole: str) -> int:
+    """The most characters that had been made, and could be read, but were not given out, over the whole answer."""
+    most = 0
+    made, given = b"", ""
+    for delta in answer.deltas:
+        made += b"".join(record.text for record in delta.logprobs)
+        given += delta.text
+        most = max(most, len(made.decode(errors="ignore")) - len(given))
+    assert made.decode(errors="ignore").startswith(whole)
+    return most
+
+
+@pytest.mark.parametrize("strings", [["zzz"], ["narrow purple aeroplane waits for nobody"], ["\n", "s" * 30], []])
+def test_nothing_is_held_back_for_longer_than_a_stop_string_is(server: LocalServer, strings: list[str]) -> None:
+    """A stop string that never comes delays no character by more than its own length, and loses none."""
+    stop = pb.Stop(max_tokens=200, strings=strings, ignore_eos=True)
+    answer = write(server, TEXT, stop=stop, output=pb.Output(logprobs=0))
+    assert answer.text == TEXT
+    longest = max(map(len, strings), default=1)
+    assert held_back(answer, TEXT) < longest + len("<|im_end|>")
+
+
+FAMILY = "👨‍👩‍👧‍👦"
+FLAGS = "🇩🇪🇯🇵🇧🇷"
+
+
+@pytest.mark.parametrize("text", [f"a{FAMILY}b{FAMILY}c", f"a{FLAGS}b", "e\u0301a\u0308o", "नमस्ते"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_stop_strings_inside_what_looks_like_one_character(server: LocalServer, text: str, length: int) -> None:
+    """Joined emoji, flags and combining marks are several characters, and a stop string may cut between them."""
+    for begin in range(len(text) - length + 1):
+        wanted = text[begin : begin + length]
+        cut = text.index(wanted)
+        answer = write(server, text, stop=pb.Stop(max_tokens=200, strings=[wanted]))
+        assert (answer.text, answer.finished.stop_match) == (text[:cut], wanted)
+        assert not any("�" in delta.text for delta in answer.deltas)
+
+
+def test_special_tokens_between_have_no_text(server: LocalServer) -> None:
+    structure = pb.Structure(
+        lark='start: "in " <|im_start|> "the " <|endoftext|> "mid" <fake_token_around_image> "dle"'
+    )
+    request = pb.GenerateRequest(
+        prompt="Write:", sampling=GREEDY, stop=LONG, structure=structure, output=pb.Output(logprobs=0)
+    )
+    answer = Answer(list(server.inference.Generate(request, timeout=60)))
+    assert answer.text == "in the middle"
+    spelled = b"".join(record.text for record in answer.logprobs[:-1])
+    assert spelled == b"in <|im_start|>the <|endoftext|>mid<fake_token_around_image>dle"
+    across = pb.Stop(max_tokens=200, strings=["he m"])  # what a reader sees is what is matched
+    request.stop.CopyFrom(across)
+    assert Answer(list(server.inference.Generate(request, timeout=60))).text == "in t"
+
+
 TEXTS = [
-    "👨‍👩‍👧‍👦 family",
-    "🇩🇪🇯🇵🇧🇷",
+    f"{FAMILY} family",
+    FLAGS,
     "漢字かな交じり文",
     "देवनागरी लिपि",
     "    four spaces, then text",

@@ -40,6 +40,8 @@ def test_ranks_of_one_machine_meet_on_loopback(
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": "eth7", "GOMP_SPINCOUNT": "5"})
+    chosen = {"GLOO_SOCKET_IFNAME": "eth7", "GOMP_SPINCOUNT": "5", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "9"}
+    monkeypatch.setattr(os, "environ", {**chosen})
     prepare_torch("file:///tmp/x")
-    assert dict(os.environ) == {"GLOO_SOCKET_IFNAME": "eth7", "GOMP_SPINCOUNT": "5"}
+    assert {name: os.environ[name] for name in chosen} == chosen
+    assert os.environ["LRU_CACHE_CAPACITY"].isdigit()

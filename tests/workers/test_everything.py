@@ -6,6 +6,7 @@ import dataclasses
 import select
 import tempfile
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,17 +19,19 @@ from airside._core import Engine, EngineConfig, Request, Stats
 from airside.controller.plan_message import output_frame, plan_frame
 from airside.controller.vision_ledger import VisionLedger
 from airside.proto.messages import GrammarReady, OpenGrammar, OutputBatch, StepPlan, StepResult, decode
+from airside.workers.engram import primes_up_to
 from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from tests.checkpoints import make_lfm2, make_mimo
+from tests.checkpoints import add_engram, make_lfm2, make_llama, make_mimo
 from tests.workers.ranks import PATIENCE_S, Ranks, start_ranks
 from tests.workers.step_plans import BLOCK_SIZE, worker_settings
 
 NUM_BLOCKS, NUM_TOKENS, STEPS_MAX = 128, 18, 3000
 SHARED = np.random.default_rng(1).integers(60, 500, 22).tolist()
 RULES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+ENGRAM = {"layers": [0, 1], "table_size": 211, "num_heads": 2, "dim": 8, "max_ngram": 3, "seed": 7}
 DIGITS, WORDS = r"[0-9]{60}", r"(ab|cd|e[0-9]){2,5}"
 
 
@@ -75,7 +78,7 @@ class Rank(Protocol):
 
     def step(self, plan: StepPlan) -> StepResult: ...
 
-    def open_grammar(self, seq_id: int, grammar: str) -> None:
+    def open_grammar(self, seq_id: int, grammar: str, output_ids: bytes = b"") -> None:
         """Returns when it is built."""
 
 
@@ -90,10 +93,10 @@ class OneRank:
         assert result is not None
         return result
 
-    def open_grammar(self, seq_id: int, grammar: str) -> None:
+    def open_grammar(self, seq_id: int, grammar: str, output_ids: bytes = b"") -> None:
         grammars = self._runner.grammars
         assert grammars is not None
-        grammars.open(seq_id, grammar, b"")
+        grammars.open(seq_id, grammar, output_ids)
         assert select.select([grammars.wake_fd], [], [], PATIENCE_S)[0]
         assert grammars.poll() == [GrammarReady(seq_id)]
 
@@ -105,8 +108,8 @@ class TwoRanks:
         self._ranks = ranks
         self.step = ranks.step
 
-    def open_grammar(self, seq_id: int, grammar: str) -> None:
-        assert self._ranks.hub.send("worker-0", OpenGrammar(seq_id, grammar, b""))
+    def open_grammar(self, seq_id: int, grammar: str, output_ids: bytes = b"") -> None:
+        assert self._ranks.hub.send("worker-0", OpenGrammar(seq_id, grammar, output_ids))
         assert self._ranks.wait_for(GrammarReady)[1] == GrammarReady(seq_id)
 
 
@@ -115,8 +118,18 @@ def runner(llama_path: Path) -> ModelRunner:
     return load_runner(worker_settings(str(llama_path)), RankGroup(0, 1), PixelArena())
 
 
-def serve(rank: Rank, requests: dict[int, Wanted], every: int = 1, **changes: Any) -> tuple[dict[int, Served], Stats]:
-    """Serves these requests by their sequence ids, a new one each so many steps."""
+def serve(
+    rank: Rank,
+    requests: dict[int, Wanted],
+    every: int = 1,
+    relaunch: Callable[[], Rank | None] = lambda: None,
+    **changes: Any,
+) -> tuple[dict[int, Served], Stats]:
+    """Serves these requests by their sequence ids, a new one each so many steps.
+
+    Args:
+        relaunch: asked before each step; a rank, when the one so far is lost with what was in flight.
+    """
     values: dict[str, Any] = {
         "num_blocks": NUM_BLOCKS,
         "block_size": BLOCK_SIZE,
@@ -135,7 +148,12 @@ def serve(rank: Rank, requests: dict[int, Wanted], every: int = 1, **changes: An
             message = decode(plan_frame(plan, VisionLedger(attempts_max=1)))
             assert isinstance(message, StepPlan)
             in_flight.append(message)
-        if in_flight:
+        if (fresh := relaunch()) is not None:
+            rank = fresh
+            in_flight.clear()
+            engine.fail_step(float(step))
+            _open_again(rank, engine, requests)
+        elif in_flight:
             _apply(engine, rank.step(in_flight.popleft()), step)
         for output in engine.take_outputs():
             batch = decode(output_frame(output))
@@ -160,6 +178,13 @@ def _add(rank: Rank, engine: Engine, seq_id: int, wanted: Wanted, step: int) -> 
     assert engine.add(request, float(step)) is None
     if wanted.pattern:
         rank.open_grammar(seq_id, LLMatcher.grammar_from_regex(wanted.pattern))
+        engine.set_grammar_ready(seq_id)
+
+
+def _open_again(rank: Rank, engine: Engine, requests: dict[int, Wanted]) -> None:
+    for seq_id in engine.structured_ids():
+        grammar = LLMatcher.grammar_from_regex(requests[seq_id].pattern)
+        rank.open_grammar(seq_id, grammar, engine.output_ids(seq_id))
         engine.set_grammar_ready(seq_id)
 
 
@@ -273,13 +298,42 @@ def test_it_is_the_same_in_any_company(
     check_stats(stats, num_blocks, drafts, budget)
 
 
-@pytest.fixture(scope="module", params=["lfm2", "mimo"])
+@pytest.mark.parametrize(("drafts", "num_blocks"), [("none", NUM_BLOCKS), ("ngram", 16), ("golden", 16)])
+def test_a_new_launch_goes_on_where_the_one_before_it_was_lost(
+    llama_path: Path, alone: dict[int, Served], drafts: str, num_blocks: int
+) -> None:
+    chance = np.random.default_rng(num_blocks)
+    launches = []
+
+    def launch() -> Rank:
+        runner = load_runner(worker_settings(str(llama_path)), RankGroup(0, 1), PixelArena())
+        runner.allocate(num_blocks)
+        launches.append(runner)
+        return OneRank(runner)
+
+    def relaunch() -> Rank | None:
+        return launch() if len(launches) < 8 and chance.random() < 0.15 else None
+
+    requests = dict(enumerate(WANTED))
+    if drafts == "golden":
+        requests = {seq_id: offer(own, alone[seq_id].tokens) for seq_id, own in requests.items()}
+    method = drafts if drafts != "golden" else "none"
+    served, _ = serve(launch(), requests, 2, relaunch, num_blocks=num_blocks, draft_method=method, max_draft_tokens=3)
+    assert served == alone
+    assert len(launches) > 3
+
+
+@pytest.fixture(scope="module", params=["lfm2", "mimo", "engram"])
 def other_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     path = tmp_path_factory.mktemp(request.param)
-    if request.param == "lfm2":
-        settings = worker_settings(str(make_lfm2(path)), max_draft_tokens=3)
-    else:
-        settings = worker_settings(str(make_mimo(path, context=0.05)), max_draft_tokens=3, draft_method="mtp")
+    match request.param:
+        case "lfm2":
+            settings = worker_settings(str(make_lfm2(path)), max_draft_tokens=3)
+        case "mimo":
+            settings = worker_settings(str(make_mimo(path, context=0.05)), max_draft_tokens=3, draft_method="mtp")
+        case _:
+            add_engram(make_llama(path, seed=4), 128, sum(primes_up_to(211, 4)), ENGRAM)
+            settings = worker_settings(str(path), max_draft_tokens=3)
     return load_runner(settings, RankGroup(0, 1), PixelArena())
 
 

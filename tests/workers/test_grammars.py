@@ -196,6 +196,9 @@ def test_what_was_made_before_is_replayed(grammars: Grammars) -> None:
     opened(grammars, 7, GRAMMARS[0], [a, a, b])
     assert one(grammars, 7, 3) == {END}
     assert b in one(grammars, 7, 2)
+    opened(grammars, 7, GRAMMARS[0], [b, END, a])
+    assert one(grammars, 7, 3) == ALL, "it has ended, as it would have without a replay"
+    assert one(grammars, 7, 1) == {END}
     grammars.open(7, GRAMMARS[0], np.array([b, b], "<i4").tobytes())
     failed = answers(grammars)[0]
     assert isinstance(failed, GrammarFailed)

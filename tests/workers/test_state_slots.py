@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -98,20 +97,6 @@ def test_what_lies_before_the_start_is_zero() -> None:
 def test_contradictions_are_noticed(rows: list[Row], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         state_rows(*rows)
-
-
-def test_more_drafts_than_a_ring_has_places_for_are_noticed() -> None:
-    plan = plan_rows([Row(TOKENS, 0, 6, BLOCKS)])
-
-    def state_rows_of(num_sampled: int) -> StateRows:
-        own = dataclasses.replace(plan, sampled=bytes([num_sampled]))
-        batch = build_step_batch(own, read_rows(own), BLOCK_SIZE, NUM_BLOCKS, CPU)
-        return find_state_rows(batch, HISTORY, RING, BLOCK_SIZE)
-
-    num_drafts_max = RING - HISTORY - 1
-    state_rows_of(1 + num_drafts_max)
-    with pytest.raises(AssertionError, match="more drafts than a ring has places for"):
-        state_rows_of(2 + num_drafts_max)
 
 
 def test_a_plan_without_slots_is_noticed() -> None:

@@ -1,0 +1,45 @@
+"""Statuses come from what others say of an end: the words that they use are those that are looked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import grpc
+import pytest
+
+from airside.controller.gateway.finish import finish_error, lost_row
+from airside.proto.abort_cause import AbortCause
+from airside.vision_workers.image_error import Cause
+from airside.workers.grammar import CANNOT_GO_ON
+
+_CODES = {
+    AbortCause.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    AbortCause.SHUTDOWN: grpc.StatusCode.UNAVAILABLE,
+    AbortCause.MODEL_FAILED: grpc.StatusCode.INTERNAL,
+}
+
+
+def code(reason: str, detail: str) -> grpc.StatusCode:
+    row = lost_row(detail, prompt_tokens=1, completion_tokens=0)
+    error = finish_error(dataclasses.replace(row, reason=reason))
+    assert error is not None
+    assert error.message == detail
+    return error.code
+
+
+@pytest.mark.parametrize("cause", AbortCause)
+@pytest.mark.parametrize("more", ["", ": deadline, server is shutting down"])
+def test_an_abort_has_the_status_of_its_cause(cause: AbortCause, more: str) -> None:
+    assert code("abort", f"{cause}{more}") == _CODES.get(cause, grpc.StatusCode.CANCELLED)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_picture_is_at_fault_unless_the_cause_is_internal(cause: Cause) -> None:
+    expected = grpc.StatusCode.INTERNAL if cause is Cause.INTERNAL else grpc.StatusCode.INVALID_ARGUMENT
+    assert code("vision_failed", f"image 3: {cause}: : internal: the vision worker") == expected
+
+
+@pytest.mark.parametrize("why", [": why", " from the output so far: why"])
+def test_a_grammar_that_cannot_go_on_is_what_was_asked_for(why: str) -> None:
+    assert code("structured_output_failed", CANNOT_GO_ON + why) == grpc.StatusCode.FAILED_PRECONDITION
+    assert code("structured_output_failed", f"why: {CANNOT_GO_ON}") == grpc.StatusCode.INTERNAL
