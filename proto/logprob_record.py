@@ -8,7 +8,8 @@ penalties, bias, bans and grammar. With `p` that distribution over tokens and `t
 - `logprob`: `log p(t)`.
 - `sum_smaller`: the sum of `p(u)` over all tokens `u` with `p(u) < p(t)`.
 - `nextn_logprob`: `log q(t)`, with `q` the draft head's own distribution for this position; NaN where it made none.
-- `confidence`: the probability that the drafter gave to its draft token for this position; NaN where there was none.
+- `confidence`: `q(d)`, with `d` the draft head's draft token for this position; NaN where there was none. Drafts by
+  n-gram and golden ones have no probability.
 - the alternatives: the k tokens of the largest `p`, largest first, of equals the lower id, and `log p` of each.
 """
 

@@ -148,6 +148,7 @@ def test_deadlines_and_aborts_hold_while_there_are_no_workers(bus: Bus) -> None:
     gateway.wait_ready()
     gateway.add(1, max_tokens=50, deadline=time.time() + 0.4)
     gateway.add(2, max_tokens=50)
+    gateway.accepted(2)
     rank.plan()
     rank.send(msg.WorkerFailed(0, "gone"))
     gateway.expect(msg.EngineState, lambda s: s.state == "recovering")

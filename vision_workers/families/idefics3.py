@@ -38,7 +38,9 @@ class Idefics3:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         try:
             # Pillow's resampling everywhere: torchvision's differs in the last bits, and is not always installed.
-            self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+            self._processor = AutoImageProcessor.from_pretrained(
+                folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises plain Exception
             raise UnsupportedModel(f"{folder} has no usable image processor or tokenizer: {error}") from error
