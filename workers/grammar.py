@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from airside.proto.grammar_limits import PARSER_LIMITS
+from airside.proto.grammar_limits import PARSER_LIMITS, RENEW_TOKENS
 
 CANNOT_GO_ON = "the grammar cannot go on"
 """How each detail of a grammar begins that was built and failed later: it is what was asked for, and not the server."""
+
+Row: TypeAlias = NDArray[np.uint8]
+"""[mask_bytes]: bit i of byte b says whether token `8 * b + i` may come."""
 
 _LIMITS = LLParserLimits(**PARSER_LIMITS)  # type: ignore[arg-type]  # one type per keyword
 
@@ -22,6 +26,9 @@ class GrammarError(Exception):
 
 class Grammar:
     """The matcher of one sequence.
+
+    No matcher is a copy of another's, however alike their grammars: copies of llguidance's share their lexer, with its
+    limits and its errors, so that what one sequence is allowed would depend on another.
 
     Invariant between calls: unless it is to be made anew (None), the matcher has consumed exactly `_tokens`.
 
@@ -38,11 +45,12 @@ class Grammar:
         self._tokenizer = tokenizer
         self._serialized = serialized
         self._end_ids = frozenset(tokenizer.eos_tokens)
-        self._mask_bytes = (tokenizer.vocab_size + 31) // 32 * 4
-        ends = [place for place, token in enumerate(output_ids) if token in self._end_ids]
-        self._has_ended = bool(ends)  # by an end token, or since none could be sampled; neither is one of `_tokens`
-        self._tokens = output_ids[: ends[0]] if ends else list(output_ids)
+        self.mask_bytes = (tokenizer.vocab_size + 31) // 32 * 4
+        """Of a row."""
+        self._tokens = list(output_ids)
+        self._num_renewed = 0  # of the tokens, those that the lexer has consumed without a mask in between
         self._matcher: LLMatcher | None = self._fresh_matcher()
+        self._has_ended = False  # by an end token, or since none could be sampled; neither is one of `_tokens`
         self._why_failed: str | None = None
 
     @property
@@ -50,27 +58,38 @@ class Grammar:
         """Why the grammar cannot go on, for ever after; None: it can."""
         return self._why_failed
 
-    def masks(self, position: int, drafts: Sequence[int]) -> NDArray[np.uint8]:
-        """[1 + len(drafts), mask_bytes]; see `Grammars.masks`."""
-        rows = np.full((1 + len(drafts), self._mask_bytes), 0xFF, np.uint8)
+    def masks(self, position: int, drafts: Sequence[int], rows: Sequence[Row]) -> Iterator[tuple[LLMatcher, Row]]:
+        """Fills `rows`, 1 + len(drafts) of them, all bits of which are set; see `Grammars.masks`.
+
+        What takes long is left to the caller, who does it for many grammars at once: each row that is yielded is to
+        be filled by its matcher before the next is asked for.
+        """
         if self._is_in_vain(position):
-            return rows
+            return
         matcher = self._synced(position)
-        if matcher is None or not self._fill(matcher, rows[0]):
+        if matcher is not None:
+            yield matcher, rows[0]
+            if _is_full(matcher) and (matcher := self._renewed()) is not None:
+                yield matcher, rows[0]
+        if matcher is None or matcher.is_error():
             self._fail(matcher)
-            rows[0] = 0
-            return rows
+            rows[0][:] = 0
+            return
         num_consumed = 0
         for draft, row, row_after in zip(drafts, rows[:-1], rows[1:], strict=True):
             if draft in self._end_ids or not _allows(row, draft):
                 break
             num_consumed += 1
-            if not (matcher.consume_token(draft) and self._fill(matcher, row_after)):
+            if matcher.consume_token(draft):
+                yield matcher, row_after
+            if _is_full(matcher) and (renewed := self._renewed(drafts[:num_consumed])) is not None:
+                matcher = renewed
+                yield matcher, row_after
+            if matcher.is_error():
                 row_after[:] = 0
                 break
         if matcher.is_error() or (num_consumed and not matcher.rollback(num_consumed)):
             self._matcher = None  # an error stays, and the drafts that led there may not be accepted
-        return rows
 
     def advance(self, position: int, tokens: Sequence[int]) -> None:
         """Takes in what was sampled from `position` on; see `Grammars.advance`."""
@@ -81,7 +100,9 @@ class Grammar:
             if token < 0 or token in self._end_ids:
                 self._has_ended = True
                 return
-            if matcher is None or not matcher.consume_token(token):
+            if matcher is not None and not matcher.consume_token(token) and _is_full(matcher):
+                matcher = self._renewed([token])
+            if matcher is None or matcher.is_error():
                 self._fail(matcher)
                 return
             self._tokens.append(token)
@@ -107,29 +128,44 @@ class Grammar:
         del self._tokens[position:]
         self._has_ended = False
         if self._matcher is None or (num_void and not self._matcher.rollback(num_void)):
-            try:
-                self._matcher = self._fresh_matcher()
-            except GrammarError as error:
-                self._matcher, self._why_failed = None, str(error)
+            self._replace([])
         return self._matcher
 
-    def _fresh_matcher(self) -> LLMatcher:
+    def _renewed(self, ahead: Sequence[int] = ()) -> LLMatcher | None:
+        """A matcher in place of a full one, `ahead` consumed after the tokens; None: the grammar has failed.
+
+        The one there is, when it has filled too soon.
+        """
+        if len(self._tokens) + len(ahead) - self._num_renewed < RENEW_TOKENS:
+            return self._matcher
+        self._replace(ahead)
+        return self._matcher
+
+    def _replace(self, ahead: Sequence[int]) -> None:
+        try:
+            self._matcher = self._fresh_matcher(ahead)
+        except GrammarError as error:
+            self._matcher, self._why_failed = None, str(error)
+
+    def _fresh_matcher(self, ahead: Sequence[int] = ()) -> LLMatcher:
         """Raises GrammarError."""
         matcher = LLMatcher(self._tokenizer, self._serialized, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarError(_why(matcher))
-        if self._tokens and not matcher.consume_tokens(self._tokens):
+        consumed = [*self._tokens, *ahead]
+        if consumed and not matcher.consume_tokens(consumed):
             raise GrammarError(f"{CANNOT_GO_ON} from the output so far: {_why(matcher)}")
+        self._num_renewed = len(consumed)
         return matcher
 
-    def _fill(self, matcher: LLMatcher, row: NDArray[np.uint8]) -> bool:
-        """Writes what may come next. False: the grammar is stuck, and llguidance would have the text end there."""
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._mask_bytes)
-        return not matcher.is_error()
 
-
-def _allows(row: NDArray[np.uint8], token: int) -> bool:
+def _allows(row: Row, token: int) -> bool:
     return 0 <= token < 8 * len(row) and bool(row[token // 8] >> (token % 8) & 1)
+
+
+def _is_full(matcher: LLMatcher) -> bool:
+    """Whether its lexer has as many states as are allowed."""
+    return matcher.is_error() and "too many states" in matcher.get_error()
 
 
 def _why(matcher: LLMatcher) -> str:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 from tokenizers import Encoding
@@ -52,20 +53,29 @@ class Inference(pb_grpc.InferenceServicer):
             model.image_mark_id, model.image_mark, settings.max_images_per_prompt, settings.max_image_bytes
         )
         self._seq_ids = itertools.count(secrets.randbits(31) << 32)
+        self._num_under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drained(self) -> None:
+        """Waits until no text is being made, nor a request for one checked."""
+        await self._idle.wait()
 
     @answered
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """Streams continuations of a prompt."""
-        terms = self._read_terms(request, context)
-        prompt = await self._generate_prompt(request, self._link.ready_state().max_model_len)
-        await self._run(request, terms, prompt, context)
+        with self._under_way():
+            terms = self._read_terms(request, context)
+            prompt = await self._generate_prompt(request, self._link.ready_state().max_model_len)
+            await self._run(request, terms, prompt, context)
 
     @answered
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]
         """Streams the assistant's next message."""
-        terms = self._read_terms(request, context)
-        prompt = await self._chat_prompt(request, self._link.ready_state().max_model_len)
-        await self._run(request, terms, prompt, context)
+        with self._under_way():
+            terms = self._read_terms(request, context)
+            prompt = await self._chat_prompt(request, self._link.ready_state().max_model_len)
+            await self._run(request, terms, prompt, context)
 
     @answered
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
@@ -73,6 +83,17 @@ class Inference(pb_grpc.InferenceServicer):
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         encoding = await self._encode(request.text, special)
         return pb.TokenizeReply(token_ids=encoding.ids, tokens=encoding.tokens)
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
+        self._num_under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_under_way -= 1
+            if not self._num_under_way:
+                self._idle.set()
 
     def _read_terms(self, request: pb.GenerateRequest | pb.ChatRequest, context: Context) -> Terms:
         arrival = time.time()

@@ -61,7 +61,8 @@ class Gateway:
             options=_options(settings),
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        pb_grpc.add_InferenceServicer_to_server(Inference(settings, model, self.link, self._grammars), self._server)
+        self._inference = Inference(settings, model, self.link, self._grammars)
+        pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_ControlServicer_to_server(Control(settings, model, self.link), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
@@ -111,13 +112,13 @@ class Gateway:
             await self._server.stop(None)
 
     async def _stop_gracefully(self) -> None:
-        """Takes no new calls from here on; waits for the streams, but not for those who watch health for ever."""
+        """Takes no new calls from here on; waits for texts under way, but not for those who watch health for ever."""
         log.info("stopping streams=%d", len(self.link.streams))
         await self._health.enter_graceful_shutdown()
         grace_s = self._settings.stop_grace_s
         refusing = asyncio.create_task(self._server.stop(grace_s + _LAST_WORDS_S))
         try:
-            await asyncio.wait_for(self.link.streams.drained(), grace_s)
+            await asyncio.wait_for(self._inference.drained(), grace_s)
         except TimeoutError:
             self.link.streams.lose_all(f"the server is shutting down, and its grace of {grace_s:g} s is over")
         await self._server.stop(_LAST_WORDS_S)
@@ -171,6 +172,10 @@ def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.so_reuseport", int(settings.reuse_port)),
+        # Of calls that wait to be taken in, gRPC would cancel some at random beyond a thousand, with not a word; the
+        # limit on calls answers with a status.
+        ("grpc.server.max_pending_requests", 4 * CALLS_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", 4 * CALLS_MAX),
         # Clients may ping as often as every 5 s, also while no token comes and while no call is open.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

@@ -149,8 +149,6 @@ class Streams:
     def __init__(self, abort: Callable[[int, str], None]) -> None:
         self._abort = abort
         self._streams: dict[int, Stream] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -161,19 +159,12 @@ class Streams:
         arrived = asyncio.Event()
         streams = {seq_id: Stream(arrived) for seq_id in seq_ids}
         self._streams.update(streams)
-        self._idle.clear()
         return Inbox(list(streams.values()), arrived)
 
     def close(self, seq_ids: Sequence[int]) -> None:
         """Later news of these sequences will be dropped: nobody waits for it."""
         for seq_id in seq_ids:
             del self._streams[seq_id]
-        if not self._streams:
-            self._idle.set()
-
-    async def drained(self) -> None:
-        """Waits until there is no live sequence."""
-        await self._idle.wait()
 
     def lose_all(self, detail: str) -> None:
         """Ends every stream: the controller that knew these sequences is gone."""

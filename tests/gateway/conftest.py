@@ -99,8 +99,12 @@ class RunningGateway:
         """Closes the channel, so that no call is left to wait for, and ends the server."""
         self.channel.close()
         with contextlib.suppress(RuntimeError):  # it has stopped by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.begin_stop()
         self.wait_until_stopped()
+
+    def begin_stop(self) -> None:
+        """As a signal does. From any thread."""
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     def wait_until_stopped(self) -> None:
         """Until the server has ended."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 
 import grpc
 import pytest
@@ -10,6 +12,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 
 from airside.controller.gateway import controller_link
+from airside.controller.gateway.grammar_check import GrammarChecker
+from airside.controller.gateway.server import _LAST_WORDS_S
 from airside.proto.messages import AbortSequence, EngineState, GatewayHello, Shutdown
 from tests.gateway.client import Client, events_and_failure, failure
 from tests.gateway.conftest import RunningGateway, Start
@@ -148,6 +152,26 @@ def test_a_restarted_controller_is_joined_anew(
     following = client.generate(prompt="b")
     controller.send(batch(finished=[finish(controller.accept().seq_id)]))
     assert [event.WhichOneof("event") for event in following] == ["accepted", "finished"]
+
+
+def test_a_stop_waits_for_a_request_that_is_still_being_checked(
+    client: Client, gateway: RunningGateway, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_checked = threading.Event()
+
+    async def check(*_: object) -> str:
+        gateway.begin_stop()
+        await asyncio.sleep(2 * _LAST_WORDS_S)  # more than what is left to calls that are not waited for
+        is_checked.set()
+        return "grammar"
+
+    monkeypatch.setattr(GrammarChecker, "check", check)
+    call = client.generate(prompt="a", structure={"regex": "a"})
+    request = controller.accept()
+    assert is_checked.is_set()
+    controller.send(batch(finished=[finish(request.seq_id)]))
+    assert [event.WhichOneof("event") for event in call] == ["accepted", "finished"]
+    gateway.wait_until_stopped()
 
 
 def test_gateways_share_a_controller(

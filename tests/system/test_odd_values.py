@@ -119,19 +119,22 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("field", "fields"), REFUSED, ids=[f"{i}-{field}" for i, (field, _) in enumerate(REFUSED)])
 def test_refused_by_name(server: LocalServer, field: str, fields: dict[str, Any]) -> None:
-    prompt = {} if fields.keys() & {"prompt", "token_ids"} else {"prompt": "The small red"}
+    if not fields.keys() & {"prompt", "token_ids"}:
+        fields = {"prompt": "The small red", **fields}
     before = alive(server)
-    events, error = read_failing(server.inference.Generate(pb.GenerateRequest(**prompt, **fields), timeout=60))
+    events, error = read_failing(server.inference.Generate(pb.GenerateRequest(**fields), timeout=60))
     assert events == []
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details().startswith(f"{field}: ")
+    assert str(error.details()).startswith(f"{field}: ")
     assert alive(server) == before
 
 
 def test_an_empty_request(server: LocalServer) -> None:
-    for empty in (pb.GenerateRequest(), pb.ChatRequest()):
-        call = server.inference.Generate if isinstance(empty, pb.GenerateRequest) else server.inference.Chat
-        events, error = read_failing(call(empty, timeout=60))
+    for call in (
+        server.inference.Generate(pb.GenerateRequest(), timeout=60),
+        server.inference.Chat(pb.ChatRequest(), timeout=60),
+    ):
+        events, error = read_failing(call)
         assert (events, error.code()) == ([], grpc.StatusCode.INVALID_ARGUMENT)
 
 

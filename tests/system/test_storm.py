@@ -96,9 +96,13 @@ def num_seen(server: LocalServer) -> int:
 
 def lose_ranks(server: LocalServer, how: list[signal.Signals], pending: list[Future[list[Outcome] | str]]) -> None:
     """Ends the launch of ranks once for each signal, each time while many requests are still on their way."""
-    for group, sign in enumerate(how, start=2):
+
+    def wait_for_tokens() -> None:
         made = server.gauges().generation_tokens
-        wait_until(lambda made=made: server.gauges().generation_tokens > made + 40, 60, "tokens of this launch")
+        wait_until(lambda: server.gauges().generation_tokens > made + 40, 60, "tokens of this launch")
+
+    for group, sign in enumerate(how, start=2):
+        wait_for_tokens()
         assert sum(not future.done() for future in pending) > 4, "too late to lose anything"
         server.replace_ranks(group, sign)
 
