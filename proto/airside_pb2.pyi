@@ -906,7 +906,7 @@ class Timings(_message.Message):
     prefill_s: _builtins.float
     """From the first step to the first token."""
     preempted_s: _builtins.float
-    """Between losing its KV blocks and its next step, over all preemptions."""
+    """Between losing its KV blocks, to others or with the workers, and its next step; each time added."""
     def __init__(
         self,
         *,

@@ -253,7 +253,7 @@ class FinishedRow:
     accepted_tokens: int = 0
     vision_wait_s: float = 0.0  # from arrival until all pixels were in
     prefill_s: float = 0.0  # from the first step to the first token
-    preempted_s: float = 0.0  # between losing its blocks and its next step, over all preemptions
+    preempted_s: float = 0.0  # between losing its blocks, to others or with the workers, and its next step
 
 
 @message(25)

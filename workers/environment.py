@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _PRODUCTS_KEPT = 256
+_STACK_BYTES = 16 * 1024 * 1024
 _LOOPBACK = ("file:", "tcp://127.0.0.1:", "tcp://localhost:")
 
 
@@ -22,5 +23,7 @@ def prepare_torch(rendezvous: str) -> None:
     # hundreds of megabytes once batches of every size have been seen.
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, str(_PRODUCTS_KEPT))
+    # The threads that compute masks follow a grammar's nesting as deeply as the gateway's child could, and further.
+    os.environ.setdefault("RUST_MIN_STACK", str(_STACK_BYTES))
     if rendezvous.startswith(_LOOPBACK):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -48,7 +49,7 @@ class Grammar:
         self.mask_bytes = (tokenizer.vocab_size + 31) // 32 * 4
         """Of a row."""
         self._tokens = list(output_ids)
-        self._num_renewed = 0  # of the tokens, those that the lexer has consumed without a mask in between
+        self._num_replayed = 0  # tokens that were there when the matcher was made; few states are needed for them
         self._matcher: LLMatcher | None = self._fresh_matcher()
         self._has_ended = False  # by an end token, or since none could be sampled; neither is one of `_tokens`
         self._why_failed: str | None = None
@@ -58,35 +59,36 @@ class Grammar:
         """Why the grammar cannot go on, for ever after; None: it can."""
         return self._why_failed
 
-    def masks(self, position: int, drafts: Sequence[int], rows: Sequence[Row]) -> Iterator[tuple[LLMatcher, Row]]:
+    def masks(self, position: int, drafts: Sequence[int], rows: Sequence[Row]) -> Iterator[tuple[LLMatcher, int]]:
         """Fills `rows`, 1 + len(drafts) of them, all bits of which are set; see `Grammars.masks`.
 
-        What takes long is left to the caller, who does it for many grammars at once: each row that is yielded is to
-        be filled by its matcher before the next is asked for.
+        What takes long is left to the caller, who does it for many grammars at once: each matcher and index that is
+        yielded is a row that it is to have filled when it asks for the next.
         """
         if self._is_in_vain(position):
             return
         matcher = self._synced(position)
         if matcher is not None:
-            yield matcher, rows[0]
-            if _is_full(matcher) and (matcher := self._renewed()) is not None:
-                yield matcher, rows[0]
+            yield matcher, 0
+            if (relieved := self._relieved(matcher)) is not matcher:
+                matcher = relieved
+                yield matcher, 0
         if matcher is None or matcher.is_error():
             self._fail(matcher)
             rows[0][:] = 0
             return
         num_consumed = 0
-        for draft, row, row_after in zip(drafts, rows[:-1], rows[1:], strict=True):
+        for draft, row in zip(drafts, rows[:-1], strict=True):
             if draft in self._end_ids or not _allows(row, draft):
                 break
             num_consumed += 1
             if matcher.consume_token(draft):
-                yield matcher, row_after
-            if _is_full(matcher) and (renewed := self._renewed(drafts[:num_consumed])) is not None:
-                matcher = renewed
-                yield matcher, row_after
+                yield matcher, num_consumed
+            if (relieved := self._relieved(matcher, drafts[:num_consumed])) is not matcher:
+                matcher = relieved
+                yield matcher, num_consumed
             if matcher.is_error():
-                row_after[:] = 0
+                rows[num_consumed][:] = 0
                 break
         if matcher.is_error() or (num_consumed and not matcher.rollback(num_consumed)):
             self._matcher = None  # an error stays, and the drafts that led there may not be accepted
@@ -100,8 +102,8 @@ class Grammar:
             if token < 0 or token in self._end_ids:
                 self._has_ended = True
                 return
-            if matcher is not None and not matcher.consume_token(token) and _is_full(matcher):
-                matcher = self._renewed([token])
+            if matcher is not None and not matcher.consume_token(token):
+                matcher = self._relieved(matcher, [token])
             if matcher is None or matcher.is_error():
                 self._fail(matcher)
                 return
@@ -128,24 +130,22 @@ class Grammar:
         del self._tokens[position:]
         self._has_ended = False
         if self._matcher is None or (num_void and not self._matcher.rollback(num_void)):
-            self._replace([])
+            try:
+                self._matcher = self._fresh_matcher()
+            except GrammarError as error:
+                self._matcher, self._why_failed = None, str(error)
         return self._matcher
 
-    def _renewed(self, ahead: Sequence[int] = ()) -> LLMatcher | None:
-        """A matcher in place of a full one, `ahead` consumed after the tokens; None: the grammar has failed.
+    def _relieved(self, matcher: LLMatcher, ahead: Sequence[int] = ()) -> LLMatcher:
+        """The matcher, or a fresh one in its place if its lexer is full and took long enough to fill.
 
-        The one there is, when it has filled too soon.
+        `ahead`: what it is to have consumed after the tokens.
         """
-        if len(self._tokens) + len(ahead) - self._num_renewed < RENEW_TOKENS:
-            return self._matcher
-        self._replace(ahead)
-        return self._matcher
-
-    def _replace(self, ahead: Sequence[int]) -> None:
-        try:
-            self._matcher = self._fresh_matcher(ahead)
-        except GrammarError as error:
-            self._matcher, self._why_failed = None, str(error)
+        num_consumed = len(self._tokens) + len(ahead)
+        if _is_full(matcher) and num_consumed - self._num_replayed >= RENEW_TOKENS:
+            with contextlib.suppress(GrammarError):
+                self._matcher = matcher = self._fresh_matcher(ahead)
+        return matcher
 
     def _fresh_matcher(self, ahead: Sequence[int] = ()) -> LLMatcher:
         """Raises GrammarError."""
@@ -155,7 +155,7 @@ class Grammar:
         consumed = [*self._tokens, *ahead]
         if consumed and not matcher.consume_tokens(consumed):
             raise GrammarError(f"{CANNOT_GO_ON} from the output so far: {_why(matcher)}")
-        self._num_renewed = len(consumed)
+        self._num_replayed = len(consumed)
         return matcher
 
 

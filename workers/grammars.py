@@ -12,7 +12,8 @@ from queue import SimpleQueue
 
 import numpy as np
 import torch
-from llguidance import LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,6 +44,15 @@ class _Outcome:
     built: Grammar | str
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows of masks for a sequence: the first for output position `position`, one more behind each draft."""
+
+    seq_id: int
+    position: int
+    drafts: Sequence[int] = ()
+
+
 class Grammars:
     """Compiled grammars by sequence.
 
@@ -64,6 +74,7 @@ class Grammars:
         self._tokenizer_lock = threading.Lock()
         self._grammars: dict[int, Grammar] = {}
         self._tickets: dict[int, int] = {}  # of the sequences that are being built, their latest job
+        self._executor: LLExecutor | None = None  # has threads, and most ranks have no grammars
         self._num_opened = 0
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._failed: dict[int, str] = {}  # sequences whose grammar cannot go on, and why
@@ -97,14 +108,27 @@ class Grammars:
         self._grammars.pop(seq_id, None)
         self._tickets.pop(seq_id, None)
 
-    def masks(self, seq_id: int, position: int, drafts: Sequence[int] = ()) -> Tensor:
-        """uint8 [1 + len(drafts), mask_bytes]: bit i of byte b says whether token `8 * b + i` may come.
+    def masks(self, wanted: Sequence[Wanted]) -> Tensor:
+        """uint8 [sum of 1 + len(drafts), mask_bytes]: bit i of byte b says whether token `8 * b + i` may come.
 
-        Row j is for output position `position + j`, the drafts before it taken as accepted. A row that cannot count,
-        since a draft before it is refused or ends the text or since the sequence has ended already, allows all.
-        A row 0 without any bit: the grammar is stuck or has failed; after `advance`, `poll` says why.
+        Row j of a sequence is for output position `position + j`, the drafts before it taken as accepted. A row that
+        cannot count, since a draft before it is refused or ends the text or since the sequence has ended already,
+        allows all. A row 0 without any bit: the grammar is stuck or has failed; after `advance`, `poll` says why.
+
+        The sequences are distinct. Their rows are computed beside one another, without Python.
         """
-        return torch.from_numpy(self._grammars[seq_id].masks(position, drafts))
+        begins = np.cumsum([0, *(1 + len(want.drafts) for want in wanted)]).tolist()
+        grammars = [self._grammars[want.seq_id] for want in wanted]
+        rows = np.full((begins[-1], grammars[0].mask_bytes), 0xFF, np.uint8)
+        walks = [
+            (grammar.masks(want.position, want.drafts, rows[begin:end]), begin)
+            for grammar, want, begin, end in zip(grammars, wanted, begins, begins[1:], strict=False)
+        ]
+        while walks:
+            asked = [(walk, begin, next(walk, None)) for walk, begin in walks]
+            walks = [(walk, begin) for walk, begin, ask in asked if ask is not None]
+            self._fill(rows, [(ask[0], begin + ask[1]) for _, begin, ask in asked if ask is not None])
+        return torch.from_numpy(rows)
 
     def advance(self, seq_id: int, position: int, tokens: Sequence[int]) -> None:
         """Takes in the tokens that count, the first of which is at output position `position`.
@@ -117,6 +141,14 @@ class Grammars:
         grammar.advance(position, tokens)
         if grammar.why_failed is not None and tokens[0] < 0:
             self._failed[seq_id] = grammar.why_failed
+
+    def _fill(self, rows: NDArray[np.uint8], asks: list[tuple[LLMatcher, int]]) -> None:
+        """Each matcher says what may come next, in the row of that index."""
+        if not asks:
+            return
+        if self._executor is None:
+            self._executor = LLExecutor(torch.get_num_threads())
+        self._executor.unsafe_compute_mask_ptr(asks, rows.ctypes.data, rows.shape[1], len(rows))
 
     def _answer(self, outcome: _Outcome) -> GrammarReady | GrammarFailed:
         seq_id = outcome.job.seq_id

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from airside.proto.messages import StepPlan
 from airside.workers import ops
-from airside.workers.grammars import Grammars, apply_masks
+from airside.workers.grammars import Grammars, Wanted, apply_masks
 from airside.workers.logprobs import LogQ, SampledRecords
 from airside.workers.sampling_batch import (
     SampledRow,
@@ -92,7 +92,7 @@ class Sampler:
         if not structured:
             return np.empty(0, np.int64)
         assert self._grammars is not None, "a structured sequence came to a worker without grammars"
-        masks = torch.cat([self._grammars.masks(row.seq_id, row.position, row.drafts) for row in structured])
+        masks = self._grammars.masks([Wanted(row.seq_id, row.position, row.drafts) for row in structured])
         places = np.concatenate([np.arange(row.begin, row.end) for row in structured])
         apply_masks(logits, torch.from_numpy(places).to(logits.device), masks)
         return places

@@ -25,6 +25,7 @@ from airside.cluster.offline.outputs import RequestOutput, Score
 from airside.cluster.offline.sampling_params import SamplingParams
 from airside.cluster.offline.session import OfflineError, Session
 from airside.controller.gateway import request_checks as checks
+from airside.controller.gateway.errors import invalid
 from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.prompt import Prompt, hash_images
 from airside.controller.gateway.terms import TermsReader
@@ -112,6 +113,8 @@ class LLM:
         arrival = time.time()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         files = images if images is not None else [()] * len(prompts)
+        _check_one_each("params", each, prompts)
+        _check_one_each("images", files, prompts)
         generations = [
             self._generation(f"prompts[{index}]", *parts, f"images[{index}]", arrival)
             for index, parts in enumerate(zip(prompts, each, files, strict=True))
@@ -132,7 +135,11 @@ class LLM:
             RequestError: a prompt or a continuation is not valid, or both together are too long.
             OfflineError: a process of the engine is gone, or a sequence did not reach its end.
         """
+        _check_one_each("continuations", continuations, prompts)
         golden = [self._encode(text, add_special_tokens=False) for text in continuations]
+        for index, token_ids in enumerate(golden):
+            if not token_ids:
+                raise invalid(f"continuations[{index}]", "is empty; send at least one token")
         params = [
             SamplingParams(golden_tokens=token_ids, force_golden=True, logprobs=0, ignore_eos=True)
             for token_ids in golden
@@ -211,6 +218,11 @@ class LLM:
         with contextlib.suppress(OfflineError):
             for seq_id in seq_ids:
                 self._session.send(msg.AbortSequence(seq_id, AbortCause.CALL_INTERRUPTED))
+
+
+def _check_one_each(name: str, values: Sequence[object], prompts: Sequence[object]) -> None:
+    if len(values) != len(prompts):
+        raise invalid(name, f"has {len(values)} entries for {len(prompts)} prompts; send one for each")
 
 
 def _offline_config(

@@ -60,8 +60,12 @@ def test_a_score_is_the_log_probability_that_transformers_computes(llm: LLM, tmp
         assert score.logprobs == pytest.approx(log_probabilities(model, prompt, continuation), abs=1e-4)
         assert score.total == sum(score.logprobs)
     assert llm.score("The red", " circle").token_ids  # texts, too
-    with pytest.raises(RequestError, match=r"drafts.golden.ids: is empty"):
+    with pytest.raises(RequestError, match=r"continuations\[0\]: is empty"):
         llm.score("The red", "")
+    with pytest.raises(RequestError, match=r"continuations: has 2 entries for 1 prompts"):
+        llm.score_all(["The red"], [" circle", " square"])
+    with pytest.raises(RequestError, match=r"images: has 0 entries for 1 prompts"):
+        llm.generate(["The red"], images=[])
 
 
 def log_probabilities(model: torch.nn.Module, prompt: list[int], continuation: list[int]) -> list[float]:

@@ -37,6 +37,7 @@ def test_ranks_of_one_machine_meet_on_loopback(
     prepare_torch(rendezvous)
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
     assert "GOMP_SPINCOUNT" in os.environ
+    assert int(os.environ["RUST_MIN_STACK"]) > 4 << 20, "the stack of whoever tries a grammar first"
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from llguidance import LLMatcher
 from torch import Tensor
 
 from airside.proto.messages import GrammarFailed, GrammarReady
-from airside.workers.grammars import Grammars, apply_masks
+from airside.workers.grammars import Grammars, Wanted, apply_masks
 from airside.workers.model_config import ModelConfig, load_model_config
 from tests.checkpoints import SPECIAL_TOKENS, make_tokenizer
 
@@ -68,8 +68,12 @@ def allowed(masks: Tensor) -> list[set[int]]:
     return [set(np.unpackbits(row, bitorder="little").nonzero()[0].tolist()) for row in masks.numpy()]
 
 
+def masks(grammars: Grammars, seq_id: int, position: int, drafts: Sequence[int] = ()) -> Tensor:
+    return grammars.masks([Wanted(seq_id, position, drafts)])
+
+
 def one(grammars: Grammars, seq_id: int, position: int) -> set[int]:
-    return allowed(grammars.masks(seq_id, position))[0]
+    return allowed(masks(grammars, seq_id, position))[0]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,7 @@ def test_drafts_and_steps_back_leave_no_trace(grammars: Grammars, grammar: str, 
         drafts = text[position : position + data.draw(st.integers(0, 4), "drafts")]
         if drafts and data.draw(st.booleans(), "spoilt"):
             drafts[data.draw(st.integers(0, len(drafts) - 1))] = data.draw(st.integers(0, 511), "instead")
-        rows = allowed(grammars.masks(2, position, drafts))
+        rows = allowed(masks(grammars, 2, position, drafts))
         assert len(rows) == 1 + len(drafts)
         known = text[:position]
         for row, draft in zip(rows, [*drafts, None], strict=True):
@@ -136,12 +140,12 @@ def test_drafts_and_steps_back_leave_no_trace(grammars: Grammars, grammar: str, 
 def test_what_cannot_count_is_not_restricted(grammars: Grammars) -> None:
     a, b, c = ids("a")[0], ids("b")[0], ids("c")[0]
     opened(grammars, 3, GRAMMARS[0])
-    rows = allowed(grammars.masks(3, 0, [a, c, a]))
+    rows = allowed(masks(grammars, 3, 0, [a, c, a]))
     assert rows[0] == rows[1]
     assert {a, b} <= rows[0]
     assert c not in rows[0]
     assert rows[2:] == [ALL, ALL], "the second draft is refused"
-    assert allowed(grammars.masks(3, 0, [b, END, a]))[1:] == [{END}, ALL, ALL], "the text ends with the second draft"
+    assert allowed(masks(grammars, 3, 0, [b, END, a]))[1:] == [{END}, ALL, ALL], "the text ends with the second draft"
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
@@ -178,9 +182,9 @@ def test_a_step_planned_before_the_end_is_computed_in_vain(grammars: Grammars) -
     for ending in ([b, END], [b, -1], [b, -2]):
         opened(grammars, 5, GRAMMARS[0])
         grammars.advance(5, 0, ending)
-        assert allowed(grammars.masks(5, 2, [b])) == [ALL, ALL]
+        assert allowed(masks(grammars, 5, 2, [b])) == [ALL, ALL]
         grammars.advance(5, 2, [b])
-        assert allowed(grammars.masks(5, 3)) == [ALL]
+        assert allowed(masks(grammars, 5, 3)) == [ALL]
         assert grammars.poll() == []
         assert one(grammars, 5, 1) == {END}, "the end is sampled anew"
 
@@ -188,7 +192,7 @@ def test_a_step_planned_before_the_end_is_computed_in_vain(grammars: Grammars) -
 def test_a_position_ahead_is_a_programming_error(grammars: Grammars) -> None:
     opened(grammars, 6, GRAMMARS[0])
     with pytest.raises(AssertionError, match="position 1 after 0 tokens"):
-        grammars.masks(6, 1)
+        masks(grammars, 6, 1)
 
 
 def test_what_was_made_before_is_replayed(grammars: Grammars) -> None:
@@ -221,7 +225,7 @@ def test_a_grammar_that_cannot_be_built_is_answered(grammars: Grammars) -> None:
 def test_a_grammar_that_is_stuck_allows_nothing_and_says_so(grammars: Grammars) -> None:
     a = ids("a")[0]
     opened(grammars, 10, STUCK)
-    assert allowed(grammars.masks(10, 0, [a, a])) == [{a}, set(), ALL], "an end token would leave it incomplete"
+    assert allowed(masks(grammars, 10, 0, [a, a])) == [{a}, set(), ALL], "an end token would leave it incomplete"
     assert one(grammars, 10, 0) == {a}, "the draft may not be accepted"
     assert grammars.poll() == []
     grammars.advance(10, 0, [a])
@@ -257,7 +261,7 @@ def test_a_token_after_which_the_grammar_is_too_much_counts(grammars: Grammars) 
     assert isinstance(failed, GrammarFailed)
     assert failed.detail.startswith("the grammar cannot go on: Parser Error: Current row has ")
     opened(grammars, 18, TOO_MUCH, [a] * (length - 3))
-    rows = allowed(grammars.masks(18, length - 3, [a] * 4))
+    rows = allowed(masks(grammars, 18, length - 3, [a] * 4))
     assert [a in row for row in rows] == [True, True, True, False, True]
 
 
@@ -276,7 +280,7 @@ def test_a_closed_or_replaced_build_is_not_answered(grammars: Grammars) -> None:
     grammars.close(13)
     grammars.close(13)
     with pytest.raises(KeyError):
-        grammars.masks(13, 0)
+        masks(grammars, 13, 0)
     assert not select.select([grammars.wake_fd], [], [], 0)[0]
 
 
@@ -317,10 +321,10 @@ def test_checkpoints_of_other_kinds(request: pytest.FixtureRequest, name: str) -
     path: Path = request.getfixturevalue(name)
     grammars = Grammars(str(path), load_model_config(path))
     opened(grammars, 1, 'start: "b"')
-    masks = grammars.masks(1, 0)
-    assert allowed(masks) == [set(ids("b"))]
+    rows = masks(grammars, 1, 0)
+    assert allowed(rows) == [set(ids("b"))]
     logits = torch.zeros(1, load_model_config(path).vocab_size)
-    apply_masks(logits, torch.tensor([0]), masks)
+    apply_masks(logits, torch.tensor([0]), rows)
     assert logits.isfinite().sum() == 1
 
 
@@ -382,7 +386,7 @@ def test_whatever_the_model_says_the_json_is_valid(grammars: Grammars, schema: d
         while len(tokens) < 200 and END not in tokens:
             logits = torch.randn(1, 512, generator=generator)
             logits[0, END] += 4  # so that most texts end
-            apply_masks(logits, torch.tensor([0]), grammars.masks(20, len(tokens)))
+            apply_masks(logits, torch.tensor([0]), masks(grammars, 20, len(tokens)))
             token = int(logits.argmax())
             assert logits[0, token].isfinite()
             grammars.advance(20, len(tokens), [token])
