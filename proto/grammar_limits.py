@@ -7,7 +7,7 @@ PARSER_LIMITS: dict[str, int | bool] = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 100_000,  # about 10 ms; 40,000 are usual
     "step_max_items": 4_000,  # at most about 3 ms; 1,800 are usual
-    "max_lexer_states": 20_000,  # at most about 1 kB each; they are kept until `RENEW_TOKENS` have come
+    "max_lexer_states": 10_000,  # at most about 1 kB each: 10 MB for a sequence; 5,000 are usual in 64 tokens
     "max_grammar_size": 500_000,
     "precompute_large_lexemes": True,
     "verbose_errors": False,
@@ -20,8 +20,8 @@ vocabulary of 49,000.
 """
 
 RENEW_TOKENS = 64
-"""A matcher whose lexer is full after as many tokens is made anew, with what the text so far needs; one that fills
-sooner is too much work."""
+"""A matcher whose lexer is full after as many tokens or more is made anew, with what the text so far needs; a grammar
+whose lexer fills sooner is too much work."""
 
 TRIAL_LIMITS: dict[str, int | bool] = {**PARSER_LIMITS, "step_lexer_fuel": 50_000}
 """The gateway's. The lexer spends less where it has been before, so the limit that ends a sequence should be out of

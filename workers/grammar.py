@@ -48,10 +48,11 @@ class Grammar:
         self._end_ids = frozenset(tokenizer.eos_tokens)
         self.mask_bytes = (tokenizer.vocab_size + 31) // 32 * 4
         """Of a row."""
-        self._tokens = list(output_ids)
+        ends = [place for place, token in enumerate(output_ids) if token in self._end_ids]
+        self._has_ended = bool(ends)  # by an end token, or since none could be sampled; neither is one of `_tokens`
+        self._tokens = output_ids[: ends[0]] if ends else list(output_ids)
         self._num_replayed = 0  # tokens that were there when the matcher was made; few states are needed for them
         self._matcher: LLMatcher | None = self._fresh_matcher()
-        self._has_ended = False  # by an end token, or since none could be sampled; neither is one of `_tokens`
         self._why_failed: str | None = None
 
     @property

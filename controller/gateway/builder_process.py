@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,10 +13,14 @@ import sys
 import time
 from dataclasses import dataclass
 
+import psutil
+
 from airside.controller.gateway.errors import GatewayError
 
 _START_TIMEOUT_S = 60.0  # Python, llguidance and the vocabulary, on a machine that is busy with loading weights
 _GRACE_S = 1.0  # the child's own clock runs out later than the parent's
+_MEANT = 0.5  # the part of its time that a child must have computed for that to be the grammar's doing
+_PATIENCE = 4  # so many times its time is waited for a child that gets little of the machine
 _READ_BYTES = 1 << 16
 
 
@@ -24,7 +29,7 @@ class BuilderFailed(GatewayError):
 
 
 class BuilderLost(GatewayError):
-    """Somebody ended the child; the same grammar may be given to another one."""
+    """The child was ended, or stood still, for no fault of the grammar's, which may be given to another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,6 @@ class Unusable:
     """Why a grammar cannot be used, as a clause."""
 
     why: str
-    is_for_time: bool = False
-    """It took too long, which may have been for other work on the machine: another time it may be built."""
 
 
 class BuilderProcess:
@@ -104,7 +107,8 @@ class BuilderProcess:
         return self._process.poll() is None
 
     def build(self, kind: str, text: str) -> Built | Unusable:
-        """The checked grammar. Returns within about the time limit; the child is killed when that is over.
+        """The checked grammar. Returns within about the time limit, or some of it later where the child gets too
+        little of the machine to use it up; the child is killed when that is over.
 
         Raises BuilderLost.
         """
@@ -113,7 +117,7 @@ class BuilderProcess:
             answer = self._ask({"kind": kind, "text": text}, self._timeout_s)
         except _NoAnswer as none:
             self.kill()
-            return Unusable(str(none), is_for_time=isinstance(none, _TooLong))
+            return Unusable(str(none))
         except BaseException:
             self.kill()  # its answer may still come, and must never be taken for that to another grammar
             raise
@@ -133,30 +137,30 @@ class BuilderProcess:
 
     def _ask(self, request: dict[str, object], timeout_s: float) -> dict[str, str]:
         """Raises _NoAnswer or BuilderLost."""
-        end_s = time.monotonic() + timeout_s
+        clock = _Clock(self._process.pid, timeout_s)
         try:
-            self._write(json.dumps(request).encode() + b"\n", end_s)
-            answer: dict[str, str] = json.loads(self._read_line(end_s))
+            self._write(json.dumps(request).encode() + b"\n", clock)
+            answer: dict[str, str] = json.loads(self._read_line(clock))
         except TimeoutError:
-            raise _TooLong(timeout_s) from None
+            raise _NoAnswer(_too_long(timeout_s)) from None
         except (BrokenPipeError, EOFError):
             raise self._cause_of_death() from None
         return answer
 
-    def _write(self, data: bytes, end_s: float) -> None:
-        """Raises TimeoutError or BrokenPipeError."""
+    def _write(self, data: bytes, clock: _Clock) -> None:
+        """Raises TimeoutError, BuilderLost or BrokenPipeError."""
         assert self._process.stdin is not None
         descriptor, rest = self._process.stdin.fileno(), memoryview(data)
         while rest:
-            _await(descriptor, select.POLLOUT, end_s)
+            _await(descriptor, select.POLLOUT, clock)
             rest = rest[os.write(descriptor, rest) :]
 
-    def _read_line(self, end_s: float) -> bytes:
-        """Raises TimeoutError or EOFError."""
+    def _read_line(self, clock: _Clock) -> bytes:
+        """Raises TimeoutError, BuilderLost or EOFError."""
         assert self._process.stdout is not None
         descriptor, line = self._process.stdout.fileno(), b""
         while not line.endswith(b"\n"):
-            _await(descriptor, select.POLLIN, end_s)
+            _await(descriptor, select.POLLIN, clock)
             part = os.read(descriptor, _READ_BYTES)
             if not part:
                 raise EOFError
@@ -165,8 +169,8 @@ class BuilderProcess:
 
     def _cause_of_death(self) -> _NoAnswer | BuilderLost:
         match -self._process.wait():
-            case signal.SIGALRM:
-                return _TooLong(self._timeout_s)
+            case signal.SIGPROF:
+                return _NoAnswer(_too_long(self._timeout_s))
             case signal.SIGABRT:
                 return _NoAnswer("it needs too much memory")
             case signal.SIGSEGV | signal.SIGBUS:
@@ -181,16 +185,50 @@ class _NoAnswer(Exception):
     """The child did not answer; the message says why, as a clause about what it was given."""
 
 
-class _TooLong(_NoAnswer):
-    """It did not in time."""
+class _Clock:
+    """The time of one answer. It is over when the child has computed for a good part of it, and not before."""
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"it takes longer than {timeout_s:g} s")
+    def __init__(self, pid: int, timeout_s: float) -> None:
+        self._pid = pid
+        self._timeout_s = timeout_s
+        self._used_before_s = self._used_s = _cpu_s(pid)
+        self._end_s = time.monotonic() + timeout_s
+        self._last_end_s = time.monotonic() + _PATIENCE * timeout_s
+
+    def left_ms(self) -> float:
+        """Until `extend` is due."""
+        return max(0.0, self._end_s - time.monotonic()) * 1000
+
+    def extend(self) -> None:
+        """Gives the child more time that has had too little of it.
+
+        Raises:
+            TimeoutError: it has used its time up.
+            BuilderLost: it stands still, or has hardly been let run for too long.
+        """
+        used_s, self._used_s = self._used_s, _cpu_s(self._pid)
+        if self._used_s - self._used_before_s >= _MEANT * self._timeout_s:
+            raise TimeoutError
+        if self._used_s == used_s or time.monotonic() > self._last_end_s:
+            raise BuilderLost("the process that checks grammars gets no time on this machine; try again")
+        self._end_s = time.monotonic() + self._timeout_s / 2
 
 
-def _await(descriptor: int, event: int, end_s: float) -> None:
-    """Returns once there is something to be done, an error included. Raises TimeoutError at `end_s`."""
+def _cpu_s(pid: int) -> float:
+    """What a process has computed so far; 0 when it is gone."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+    return 0.0
+
+
+def _await(descriptor: int, event: int, clock: _Clock) -> None:
+    """Returns once there is something to be done, an error included. Raises TimeoutError or BuilderLost."""
     poll = select.poll()  # select.select takes no descriptor above 1023, and every client has one
     poll.register(descriptor, event)
-    if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
-        raise TimeoutError
+    while not poll.poll(clock.left_ms()):
+        clock.extend()
+
+
+def _too_long(timeout_s: float) -> str:
+    return f"it takes longer than {timeout_s:g} s"

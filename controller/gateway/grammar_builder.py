@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from airside.proto.grammar_limits import PARSER_LIMITS
+from airside.proto.grammar_limits import RENEW_TOKENS, TRIAL_LIMITS
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -39,8 +40,8 @@ _NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords of values
 _STACK_BYTES = 4 * 1024 * 1024  # less than the threads have that build in earnest
 _MEMORY_BYTES = 1024 * 1024 * 1024  # beside the vocabulary
 _NICE = 5
-_WALKS = (0, -1)  # which of the allowed tokens a walk takes: the first, the last
-_WALK_TOKENS = 16
+_WALK_TOKENS = 64
+_LONGEST_WALK_TOKENS = 256  # of the longest tokens: a parse that grows with the text grows most along them
 _DETAIL_CHARS = 240
 
 _CONTEXT = re.compile(r"\n\s*\d* \|.*|<non-verbose/>|; consider making .*", re.DOTALL)  # lines at fault, and hints
@@ -48,6 +49,14 @@ _REGEX_QUOTED = re.compile(r'^at \d+\(\d+\): invalid regex ".*" \(in regex\): ',
 _REGEX_DRAWN = re.compile(r"^regex parse error:.*\nerror: ", re.DOTALL)
 _START_OF_REGEX = re.compile(r"; \w+ in regex /.*", re.DOTALL)
 _ONE_OF = re.compile(r"^oneOf constraints are not supported.*")
+_TOO_MUCH = {
+    re.compile(
+        r"Current row has \d+ items; max is (\d+)"
+    ): "there are more than {} ways to read one of its texts so far",
+    re.compile(r"Too many items \(limit (\d+)"): "for one token more than {} ways to read it have to be tried",
+    re.compile(r"too many states: \d+ >= (\d+)"): "its words have more than {} states after some tokens",
+    re.compile("too many expressions constructed()"): "its words are too complex",
+}
 _UNSUPPORTED_KEYS = re.compile(r"^Unimplemented keys: \[(.*)\]")
 
 
@@ -85,13 +94,85 @@ def serialized_grammar(kind: str, text: str, chars_max: int) -> str:
         raise Refused(str(error)) from error
 
 
-def check_grammar(grammar: str, vocabulary: llguidance.LLTokenizer, limits: llguidance.LLParserLimits) -> None:
-    """Raises Refused for one that cannot be built, of which a part would be ignored, or that soon gets stuck."""
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, vocabulary, limits=limits)
-    if is_error or messages:
-        raise Refused("; ".join(messages))
-    for choice in _WALKS:
-        _walk(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits), vocabulary.vocab_size, choice)
+class GrammarTrial:
+    """Tries grammars as decoding would: builds them, and goes along some texts of theirs.
+
+    Args:
+        vocabulary: of the model.
+    """
+
+    def __init__(self, vocabulary: llguidance.LLTokenizer) -> None:
+        self._vocabulary = vocabulary
+        self._end_ids = _bits(vocabulary.eos_tokens)
+        self._any_ids = (1 << vocabulary.vocab_size) - 1
+        ids_by_length: dict[int, list[int]] = {}
+        for token in range(vocabulary.vocab_size):
+            ids_by_length.setdefault(len(vocabulary.decode_bytes([token])), []).append(token)
+        self._by_length = [_bits(ids_by_length[length]) for length in sorted(ids_by_length, reverse=True)]
+
+    def check(self, grammar: str) -> None:
+        """Raises Refused for one that cannot be built, of which a part would be ignored, that soon gets stuck, or that
+        is soon too much work."""
+        is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+            grammar, self._vocabulary, limits=_limits(_WALK_TOKENS)
+        )
+        if is_error or messages:
+            raise Refused("; ".join(messages))
+        dice = random.Random(0)
+        self._walk(grammar, _WALK_TOKENS, _lowest)
+        self._walk(grammar, _WALK_TOKENS, _highest)
+        self._walk(grammar, _WALK_TOKENS, lambda mask: _lowest(_from(mask, dice.randrange(mask.bit_length()))))
+        self._walk(grammar, _LONGEST_WALK_TOKENS, self._longest)
+
+    def _walk(self, grammar: str, num_tokens: int, choose: Callable[[int], int]) -> None:
+        """Raises Refused where there is no way on. Ends a text only where it must."""
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits(num_tokens))
+        for step in range(num_tokens):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little") & self._any_ids
+            if matcher.is_error():
+                if matcher.get_error().startswith("NoExtension"):
+                    raise Refused(
+                        "no text is of this form" if step == 0 else "some beginnings that it allows have no end"
+                    )
+                raise Refused(matcher.get_error())
+            if matcher.is_stopped():
+                return
+            if not mask:
+                raise Refused("no token of this model's vocabulary can begin or continue it")
+            if not mask & ~self._end_ids:
+                return
+            if not matcher.consume_token(choose(mask & ~self._end_ids)):
+                raise Refused(matcher.get_error())
+
+    def _longest(self, mask: int) -> int:
+        return _highest(next(ids & mask for ids in self._by_length if ids & mask))
+
+
+def _limits(num_tokens: int) -> llguidance.LLParserLimits:
+    """Of a walk of so many tokens."""
+    lexer_states = TRIAL_LIMITS["max_lexer_states"] * num_tokens // RENEW_TOKENS
+    return llguidance.LLParserLimits(**{**TRIAL_LIMITS, "max_lexer_states": lexer_states})  # type: ignore[arg-type]
+
+
+def _bits(token_ids: Iterable[int]) -> int:
+    """A number with the bits of these token ids set."""
+    text = bytearray(b"0" * (max(token_ids := [*token_ids], default=0) + 1))
+    for token in token_ids:
+        text[-1 - token] = ord("1")
+    return int(text, 2)
+
+
+def _lowest(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
+
+
+def _highest(mask: int) -> int:
+    return mask.bit_length() - 1
+
+
+def _from(mask: int, token: int) -> int:
+    """Those of the mask that are no lower; there are some."""
+    return mask >> token << token
 
 
 def _json_schema(text: str, chars_max: int) -> str:
@@ -132,23 +213,6 @@ def _lark_from_gbnf(text: str) -> str:
         raise Refused(str(error)) from error
 
 
-def _walk(matcher: llguidance.LLMatcher, vocab_size: int, choice: int) -> None:
-    """Goes along some allowed tokens, as decoding would. Raises Refused where there is no way on."""
-    for step in range(_WALK_TOKENS):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << vocab_size) - 1)
-        if matcher.is_error():
-            if matcher.get_error().startswith("NoExtension"):
-                raise Refused("no text is of this form" if step == 0 else "some beginnings that it allows have no end")
-            raise Refused(matcher.get_error())
-        if matcher.is_stopped():
-            return
-        if not mask:
-            raise Refused("no token of this model's vocabulary can begin or continue it")
-        lowest = (mask & -mask).bit_length() - 1
-        if not matcher.consume_token(lowest if choice == 0 else mask.bit_length() - 1):
-            raise Refused(matcher.get_error())
-
-
 def shown(error: str) -> str:
     """llguidance's message in one line, without what a client knows already or need not know."""
     keys = _UNSUPPORTED_KEYS.match(error)
@@ -156,6 +220,9 @@ def shown(error: str) -> str:
         return f"the keyword {keys[1]} is not supported" if "," not in keys[1] else f"not supported: {keys[1]}"
     if _ONE_OF.match(error):
         return "oneOf is supported only where no value can meet two of its schemas; write anyOf"
+    for pattern, words in _TOO_MUCH.items():
+        if too_much := pattern.search(error):
+            return f"it is too much work: {words.format(too_much[1])}"
     for noise in (_CONTEXT, _REGEX_QUOTED, _REGEX_DRAWN, _START_OF_REGEX):
         error = noise.sub("", error)
     line = " ".join(error.split())
@@ -172,21 +239,19 @@ def _limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answers(
-    lines: Iterator[str], vocabulary: llguidance.LLTokenizer, chars_max: int, timeout_s: float
-) -> Iterator[dict[str, str]]:
-    limits = llguidance.LLParserLimits(**PARSER_LIMITS)  # type: ignore[arg-type]  # one type per keyword
+def _answers(lines: Iterator[str], trial: GrammarTrial, chars_max: int, timeout_s: float) -> Iterator[dict[str, str]]:
     for line in lines:
         request = json.loads(line)
-        # The default action ends the process, also amid native code and when nobody is left to do it.
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        # The default action ends the process, also amid native code and when nobody is left to do it. Its own time
+        # counts: a machine that stands still is no fault of the grammar's.
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             grammar = serialized_grammar(request["kind"], request["text"], chars_max)
-            check_grammar(grammar, vocabulary, limits)
+            trial.check(grammar)
             answer = {"grammar": grammar}
         except Refused as refused:
             answer = {"refused": shown(str(refused))}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         yield answer
 
 
@@ -204,13 +269,14 @@ def main() -> int:
         return 0
     try:
         vocabulary = llguidance.LLTokenizer(setup["tokenizer"], n_vocab=setup["vocab_size"], eos_token=setup["end_ids"])
+        trial = GrammarTrial(vocabulary)
     except ValueError as error:
         _tell({"failed": shown(str(error))})
         return 1
     _limit_resources()
     _tell({"ready": ""})
     try:
-        for answer in _answers(sys.stdin, vocabulary, setup["chars_max"], setup["timeout_s"]):
+        for answer in _answers(sys.stdin, trial, setup["chars_max"], setup["timeout_s"]):
             _tell(answer)
     except MemoryError:
         os.abort()  # as native code does when it gets no more

@@ -44,7 +44,7 @@ Outcome = Built | Unusable
 
 
 class GrammarChecker:
-    """Grammars of requests, checked. Remembers what it has seen, good and bad, but for what took too long.
+    """Grammars of requests, checked. Remembers what it has seen, good and bad.
 
     Args:
         settings: of the gateway: limits of time and size.
@@ -65,7 +65,7 @@ class GrammarChecker:
         Raises:
             RequestError: INVALID_ARGUMENT, with the field, for a grammar that cannot be used; FAILED_PRECONDITION
                 where no grammar can be checked; RESOURCE_EXHAUSTED where too many are waiting; UNAVAILABLE when the
-                child was killed or the server stops.
+                child was killed or gets no time on the machine, or the server stops.
         """
         kind, text = self._checked_text(structure)
         if not kind:
@@ -150,11 +150,8 @@ class GrammarChecker:
     def _remember(self, key: bytes, future: Future[Outcome]) -> None:
         with self._lock:
             del self._pending[key]
-            if future.cancelled() or future.exception() is not None:
-                return
-            outcome = future.result()
-            if not (isinstance(outcome, Unusable) and outcome.is_for_time):
-                self._seen.put(key, outcome)
+            if not future.cancelled() and future.exception() is None:
+                self._seen.put(key, future.result())
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from airside.proto import airside_pb2 as pb
 
@@ -32,11 +33,23 @@ def large_enum(count: int, length: int) -> str:
     return json.dumps({"enum": [f"{i:x>{length}}" for i in range(count)]})
 
 
+def optional(count: int) -> str:
+    """A schema of an object with so many properties, none of which is required."""
+    return json.dumps({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}})
+
+
 SLOW = pb.Structure(json_schema=many_patterns(30))
 """Would be built for minutes."""
 
 CRASHES = pb.Structure(json_schema=ref_chain(3000))
 """Overflows the stack of whoever builds it."""
+
+
+AMBIGUOUS = pb.Structure(lark='start: e\ne: e e | e "+" e | /[a-z]/ | "(" e ")"')
+"""Its parse grows with the text, and what a token costs with the square of that."""
+
+MANY_STATES = pb.Structure(regex="(" + "|".join(f"[a-z]*{c}[a-z]{{{k}}}" for k, c in enumerate(ascii_lowercase)) + ")+")
+"""Whose lexer gets new states with each letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,10 @@ BAD = {
         "lark",
         "nested too deeply",
     ),
+    "lark_ambiguous": Bad(AMBIGUOUS, "lark", "too much work"),
+    "lark_ambiguous_words": Bad(pb.Structure(lark="start: e\ne: e e | /a/"), "lark", "too much work"),
+    "lark_ambiguous_threes": Bad(pb.Structure(lark='start: e+\ne: e e | "a" | e e e'), "lark", "too much work"),
+    "schema_wide": Bad(pb.Structure(json_schema=optional(200)), "json_schema", "ways to read"),
     "gbnf_cycle": Bad(pb.Structure(gbnf="root ::= root"), "gbnf", "no text is of this form"),
     "gbnf_no_root": Bad(pb.Structure(gbnf='other ::= "a"'), "gbnf", "root"),
     "gbnf_syntax": Bad(pb.Structure(gbnf='root ::= ("a"'), "gbnf", "Expected"),
@@ -175,6 +192,7 @@ GOOD = {
         ("[]", "[1,2,3]"),
         ('["a"]',),
     ),
+    "schema_optional": Good(pb.Structure(json_schema=optional(100)), ("{}", '{"p0":1,"p99":2}'), ('{"p1":1,"p0":1}',)),
     "regex_all": Good(pb.Structure(regex="^(|.*)$"), ("", "a", "anything"), ("a\nb",)),
     "regex_anchored": Good(pb.Structure(regex="^ab?$"), ("a", "ab"), ("b", "abb")),
     "regex_nested_plus": Good(pb.Structure(regex="(a+)+$"), ("a", "aaaa"), ("", "ab")),

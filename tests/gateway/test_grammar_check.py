@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from airside.controller.gateway import grammar_check
-from airside.controller.gateway.builder_process import BuilderProcess, Built, Unusable, Vocabulary
+from airside.controller.gateway.builder_process import BuilderLost, BuilderProcess, Built, Unusable, Vocabulary
 from airside.controller.gateway.errors import RequestError
 from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.text_model import TextModel
@@ -187,11 +187,25 @@ def test_equal_grammars_are_built_once(model: TextModel, builds: list[str], stru
     assert len(builds) == 1
 
 
-def test_what_took_too_long_may_be_tried_again(model: TextModel, builds: list[str]) -> None:
+def test_what_took_all_its_time_is_not_tried_again(model: TextModel, builds: list[str]) -> None:
     with contextlib.closing(GrammarChecker(limits(grammar_timeout_s=SHORT_S), model)) as checker:
         for _ in range(2):
             assert "takes longer" in refusal(checker, SLOW).message
-    assert builds == [SLOW.json_schema] * 2
+    assert builds == [SLOW.json_schema]
+
+
+def test_a_child_that_stands_still_is_no_grammars_fault(model: TextModel, builds: list[str]) -> None:
+    before = children()
+    with contextlib.closing(GrammarChecker(limits(grammar_timeout_s=SHORT_S), model)) as checker:
+        assert checker.check_blocking(pb.Structure(regex="first"))
+        (child,) = children() - before
+        psutil.Process(child).send_signal(signal.SIGSTOP)
+        error = refusal(checker, pb.Structure(regex="a"))
+        assert error.code == grpc.StatusCode.UNAVAILABLE
+        assert error.retry_after_s
+        assert "gets no time" in error.message
+        assert checker.check_blocking(pb.Structure(regex="a")), "it is not remembered, and another child takes over"
+    assert builds == ["first", "a", "a"]
 
 
 def test_what_was_seen_is_forgotten_in_the_end(
@@ -359,7 +373,7 @@ def ending_of_a_child(grammar: pb.Structure, script: str = "") -> int:
 
 def test_a_child_whose_parent_is_gone_ends_by_itself() -> None:
     assert ending_of_a_child(pb.Structure(json_schema="{}")) == 0
-    assert ending_of_a_child(SLOW) == -signal.SIGALRM
+    assert ending_of_a_child(SLOW) == -signal.SIGPROF
 
 
 @pytest.mark.parametrize("memory_mb", [1, 60])
@@ -379,7 +393,7 @@ def started_builder(model: TextModel, timeout_s: float) -> Iterator[BuilderProce
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGALRM, "takes longer"), (signal.SIGABRT, "too much memory"), (signal.SIGSEGV, "nested too deeply")],
+    [(signal.SIGPROF, "takes longer"), (signal.SIGABRT, "too much memory"), (signal.SIGSEGV, "nested too deeply")],
 )
 def test_a_child_that_is_gone_says_why_by_its_signal(model: TextModel, number: signal.Signals, words: str) -> None:
     before = children()
@@ -395,9 +409,9 @@ def test_a_child_that_is_gone_says_why_by_its_signal(model: TextModel, number: s
 def test_a_child_that_reads_nothing_does_not_hold_its_user(model: TextModel) -> None:
     with started_builder(model, SHORT_S) as builder:
         builder._process.send_signal(signal.SIGSTOP)
-        outcome = builder.build("json_schema", large_enum(1000, 250))  # more than a pipe holds
-        assert isinstance(outcome, Unusable)
-        assert "takes longer" in outcome.why
+        with pytest.raises(BuilderLost, match="gets no time"):
+            builder.build("json_schema", large_enum(1000, 250))  # more than a pipe holds
+        assert not builder.alive
 
 
 def test_a_child_of_which_an_answer_is_outstanding_is_not_used_again(
