@@ -15,8 +15,8 @@ from airside.proto.grammar_limits import PARSER_LIMITS, RENEW_TOKENS
 CANNOT_GO_ON = "the grammar cannot go on"
 """How each detail of a grammar begins that was built and failed later: it is what was asked for, and not the server."""
 
-Row: TypeAlias = NDArray[np.uint8]
-"""[mask_bytes]: bit i of byte b says whether token `8 * b + i` may come."""
+Rows: TypeAlias = NDArray[np.uint8]
+"""[n, mask_bytes]: bit i of byte b says whether token `8 * b + i` may come."""
 
 _LIMITS = LLParserLimits(**PARSER_LIMITS)  # type: ignore[arg-type]  # one type per keyword
 
@@ -60,7 +60,7 @@ class Grammar:
         """Why the grammar cannot go on, for ever after; None: it can."""
         return self._why_failed
 
-    def masks(self, position: int, drafts: Sequence[int], rows: Sequence[Row]) -> Iterator[tuple[LLMatcher, int]]:
+    def masks(self, position: int, drafts: Sequence[int], rows: Rows) -> Iterator[tuple[LLMatcher, int]]:
         """Fills `rows`, 1 + len(drafts) of them, all bits of which are set; see `Grammars.masks`.
 
         What takes long is left to the caller, who does it for many grammars at once: each matcher and index that is
@@ -160,7 +160,7 @@ class Grammar:
         return matcher
 
 
-def _allows(row: Row, token: int) -> bool:
+def _allows(row: NDArray[np.uint8], token: int) -> bool:
     return 0 <= token < 8 * len(row) and bool(row[token // 8] >> (token % 8) & 1)
 
 

@@ -7,7 +7,9 @@ line of JSON on its input, and answers each with a line of JSON on its output; i
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import random
 import re
@@ -40,8 +42,9 @@ _NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords of values
 _STACK_BYTES = 4 * 1024 * 1024  # less than the threads have that build in earnest
 _MEMORY_BYTES = 1024 * 1024 * 1024  # beside the vocabulary
 _NICE = 5
-_WALK_TOKENS = 64
-_LONGEST_WALK_TOKENS = 256  # of the longest tokens: a parse that grows with the text grows most along them
+_WALK_TOKENS = 256
+_USUAL_TOKEN_BYTES = 8  # a longer one is often a line of dashes
+_TOO_MUCH_MIN = 2  # walks: the parse of an ambiguous grammar grows along most texts, that of brackets along brackets
 _DETAIL_CHARS = 240
 
 _CONTEXT = re.compile(r"\n\s*\d* \|.*|<non-verbose/>|; consider making .*", re.DOTALL)  # lines at fault, and hints
@@ -49,15 +52,17 @@ _REGEX_QUOTED = re.compile(r'^at \d+\(\d+\): invalid regex ".*" \(in regex\): ',
 _REGEX_DRAWN = re.compile(r"^regex parse error:.*\nerror: ", re.DOTALL)
 _START_OF_REGEX = re.compile(r"; \w+ in regex /.*", re.DOTALL)
 _ONE_OF = re.compile(r"^oneOf constraints are not supported.*")
-_TOO_MUCH = {
-    re.compile(
-        r"Current row has \d+ items; max is (\d+)"
-    ): "there are more than {} ways to read one of its texts so far",
-    re.compile(r"Too many items \(limit (\d+)"): "for one token more than {} ways to read it have to be tried",
-    re.compile(r"too many states: \d+ >= (\d+)"): "its words have more than {} states after some tokens",
-    re.compile("too many expressions constructed()"): "its words are too complex",
+_TOO_MUCH = {  # what llguidance says, and what it means
+    r"Current row has \d+ items; max is (\d+)": "there are more than {} ways to read one of its texts so far",
+    r"Too many items \(limit (\d+)": "for one token more than {} ways to read it have to be tried",
+    r"too many states: \d+ >= (\d+)": "its words have more than {} states after some tokens",
+    r"too many expressions constructed()": "its words are too complex",
 }
 _UNSUPPORTED_KEYS = re.compile(r"^Unimplemented keys: \[(.*)\]")
+
+_LIMITS = llguidance.LLParserLimits(
+    **{**TRIAL_LIMITS, "max_lexer_states": TRIAL_LIMITS["max_lexer_states"] * _WALK_TOKENS // RENEW_TOKENS}  # type: ignore[arg-type]  # one type per keyword
+)
 
 
 class Refused(Exception):
@@ -94,6 +99,10 @@ def serialized_grammar(kind: str, text: str, chars_max: int) -> str:
         raise Refused(str(error)) from error
 
 
+class _TooMuch(Refused):
+    """There are too many ways to read a text."""
+
+
 class GrammarTrial:
     """Tries grammars as decoding would: builds them, and goes along some texts of theirs.
 
@@ -108,33 +117,38 @@ class GrammarTrial:
         ids_by_length: dict[int, list[int]] = {}
         for token in range(vocabulary.vocab_size):
             ids_by_length.setdefault(len(vocabulary.decode_bytes([token])), []).append(token)
-        self._by_length = [_bits(ids_by_length[length]) for length in sorted(ids_by_length, reverse=True)]
+        self._by_length = [_bits(ids_by_length.get(length, [])) for length in range(_USUAL_TOKEN_BYTES, 0, -1)]
+        self._usual_ids = functools.reduce(operator.or_, self._by_length)
 
     def check(self, grammar: str) -> None:
         """Raises Refused for one that cannot be built, of which a part would be ignored, that soon gets stuck, or that
         is soon too much work."""
         is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-            grammar, self._vocabulary, limits=_limits(_WALK_TOKENS)
+            grammar, self._vocabulary, limits=_LIMITS
         )
         if is_error or messages:
             raise Refused("; ".join(messages))
         dice = random.Random(0)
-        self._walk(grammar, _WALK_TOKENS, _lowest)
-        self._walk(grammar, _WALK_TOKENS, _highest)
-        self._walk(grammar, _WALK_TOKENS, lambda mask: _lowest(_from(mask, dice.randrange(mask.bit_length()))))
-        self._walk(grammar, _LONGEST_WALK_TOKENS, self._longest)
+        too_much: list[_TooMuch] = []
+        for choose in (_lowest, _highest, self._longest, lambda mask: self._any(mask, dice)):
+            try:
+                self._walk(grammar, choose)
+            except _TooMuch as reason:
+                too_much.append(reason)
+        if len(too_much) >= _TOO_MUCH_MIN:
+            raise too_much[0]
 
-    def _walk(self, grammar: str, num_tokens: int, choose: Callable[[int], int]) -> None:
+    def _walk(self, grammar: str, choose: Callable[[int], int]) -> None:
         """Raises Refused where there is no way on. Ends a text only where it must."""
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits(num_tokens))
-        for step in range(num_tokens):
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        for step in range(_WALK_TOKENS):
             mask = int.from_bytes(matcher.compute_bitmask(), "little") & self._any_ids
             if matcher.is_error():
                 if matcher.get_error().startswith("NoExtension"):
                     raise Refused(
                         "no text is of this form" if step == 0 else "some beginnings that it allows have no end"
                     )
-                raise Refused(matcher.get_error())
+                raise _refusal(matcher)
             if matcher.is_stopped():
                 return
             if not mask:
@@ -142,16 +156,14 @@ class GrammarTrial:
             if not mask & ~self._end_ids:
                 return
             if not matcher.consume_token(choose(mask & ~self._end_ids)):
-                raise Refused(matcher.get_error())
+                raise _refusal(matcher)
+
+    def _any(self, mask: int, dice: random.Random) -> int:
+        usual = mask & self._usual_ids or mask
+        return _lowest(usual >> (place := dice.randrange(usual.bit_length())) << place)
 
     def _longest(self, mask: int) -> int:
-        return _highest(next(ids & mask for ids in self._by_length if ids & mask))
-
-
-def _limits(num_tokens: int) -> llguidance.LLParserLimits:
-    """Of a walk of so many tokens."""
-    lexer_states = TRIAL_LIMITS["max_lexer_states"] * num_tokens // RENEW_TOKENS
-    return llguidance.LLParserLimits(**{**TRIAL_LIMITS, "max_lexer_states": lexer_states})  # type: ignore[arg-type]
+        return _highest(next((ids & mask for ids in self._by_length if ids & mask), mask))
 
 
 def _bits(token_ids: Iterable[int]) -> int:
@@ -170,9 +182,9 @@ def _highest(mask: int) -> int:
     return mask.bit_length() - 1
 
 
-def _from(mask: int, token: int) -> int:
-    """Those of the mask that are no lower; there are some."""
-    return mask >> token << token
+def _refusal(matcher: llguidance.LLMatcher) -> Refused:
+    error = matcher.get_error()
+    return _TooMuch(error) if "Current row has " in error or "Too many items " in error else Refused(error)
 
 
 def _json_schema(text: str, chars_max: int) -> str:
@@ -221,7 +233,7 @@ def shown(error: str) -> str:
     if _ONE_OF.match(error):
         return "oneOf is supported only where no value can meet two of its schemas; write anyOf"
     for pattern, words in _TOO_MUCH.items():
-        if too_much := pattern.search(error):
+        if too_much := re.search(pattern, error):
             return f"it is too much work: {words.format(too_much[1])}"
     for noise in (_CONTEXT, _REGEX_QUOTED, _REGEX_DRAWN, _START_OF_REGEX):
         error = noise.sub("", error)

@@ -48,6 +48,16 @@ CRASHES = pb.Structure(json_schema=ref_chain(3000))
 AMBIGUOUS = pb.Structure(lark='start: e\ne: e e | e "+" e | /[a-z]/ | "(" e ")"')
 """Its parse grows with the text, and what a token costs with the square of that."""
 
+ARITHMETIC = """start: sum
+sum: product | sum "+" product | sum "-" product
+product: atom | product "*" atom | product "/" atom
+atom: NUMBER | "-" atom | NAME | "(" sum ")"
+NUMBER: /[0-9]+(\\.[0-9]+)?/
+NAME: /[a-z_]\\w*/
+%ignore / /
+"""
+"""Its parse grows with nothing but signs and brackets, and with them for ever."""
+
 MANY_STATES = pb.Structure(regex="(" + "|".join(f"[a-z]*{c}[a-z]{{{k}}}" for k, c in enumerate(ascii_lowercase)) + ")+")
 """Whose lexer gets new states with each letter."""
 
@@ -105,7 +115,7 @@ BAD = {
     "regex_look_ahead": Bad(pb.Structure(regex="(?=a)a"), "regex", "look-ahead"),
     "regex_none": Bad(pb.Structure(regex=r"[^\x00-\U0010ffff]"), "regex", "no text is of this form"),
     "regex_deep": Bad(pb.Structure(regex="(" * 5000 + "a" + ")" * 5000), "regex", "maximum number of nested"),
-    "regex_large": Bad(pb.Structure(regex="(?:(?:(?:a{1,1000}){1,1000}){1,1000}){1,1000}"), "regex", "too many"),
+    "regex_large": Bad(pb.Structure(regex="(?:(?:(?:a{1,1000}){1,1000}){1,1000}){1,1000}"), "regex", "too complex"),
     "choice_none": Bad(pb.Structure(choice=pb.Choice()), "choice", "no texts"),
     "choice_empty": Bad(pb.Structure(choice=pb.Choice(texts=["yes", ""])), "choice.texts[1]", "is empty"),
     "lark_empty": Bad(pb.Structure(lark=""), "lark", "is empty"),
@@ -199,6 +209,7 @@ GOOD = {
     "regex_repeat": Good(pb.Structure(regex="a{1,100000}"), ("a", "a" * 300), ("", "b")),
     "regex_slash": Good(pb.Structure(regex="a/\nstart: b"), ("a/\nstart: b",), ("a",)),
     "choice": Good(pb.Structure(choice=pb.Choice(texts=_WEIRD)), _WEIRD, ("", "b", "a ", "a bc")),
+    "lark_brackets": Good(pb.Structure(lark=ARITHMETIC), ("1+2*(x-3)", "--x / 4", "((((1))))"), ("", "1+", "(1")),
     "lark": Good(pb.Structure(lark='start: "a" start | "b"'), ("b", "aab"), ("a", "ba")),
     "gbnf": Good(pb.Structure(gbnf='root ::= "a" [0-9]+ | root "!"'), ("a1", "a12!!"), ("a", "1")),
 }

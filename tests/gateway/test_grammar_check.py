@@ -24,12 +24,14 @@ import pytest
 from airside.controller.gateway import grammar_check
 from airside.controller.gateway.builder_process import BuilderLost, BuilderProcess, Built, Unusable, Vocabulary
 from airside.controller.gateway.errors import RequestError
+from airside.controller.gateway.grammar_builder import GrammarTrial, Refused, shown
 from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto.settings import GatewaySettings
+from tests.checkpoints import make_tokenizer
 from tests.gateway.conftest import make_settings
-from tests.gateway.grammars import BAD, CRASHES, GOOD, SLOW, Bad, Good, large_enum, nested
+from tests.gateway.grammars import BAD, CRASHES, GOOD, MANY_STATES, SLOW, Bad, Good, large_enum, nested
 from tests.gateway.tiny_checkpoint import byte_level_tokenizer, write_checkpoint
 
 SHORT_S = 0.5  # a time limit for what is slow
@@ -152,6 +154,16 @@ def test_what_is_slow_is_refused_while_others_go_on(model: TextModel) -> None:
     assert_refused(error, Bad(SLOW, "json_schema", f"takes longer than {LONGER_S:g} s"))
     assert ticks > 50  # of several hundred; a blocked loop would have turned a few times
     assert len(set(others)) == 4
+
+
+def test_words_that_need_ever_more_states_are_refused() -> None:
+    """With tokens of several letters. The lexer keeps what it has seen for as long as its sequence lives."""
+    tokenizer = make_tokenizer()
+    trial = GrammarTrial(llguidance.LLTokenizer(tokenizer.backend_tokenizer.to_str(), eos_token=[2]))
+    with pytest.raises(Refused) as refused:
+        trial.check(llguidance.LLMatcher.grammar_from_regex(MANY_STATES.regex))
+    assert "states" in shown(str(refused.value))
+    trial.check(llguidance.LLMatcher.grammar_from_regex("[a-z]{1,2000}"))
 
 
 def test_what_is_large_is_built_or_refused_where_the_limit_allows_its_size(model: TextModel) -> None:

@@ -18,13 +18,16 @@ import torch
 from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
 from torch import Tensor
 
+from airside.proto.grammar_limits import PARSER_LIMITS, RENEW_TOKENS
 from airside.proto.messages import GrammarFailed, GrammarReady
+from airside.workers import grammar as grammar_module
 from airside.workers.grammars import Grammars, Wanted, apply_masks
 from airside.workers.model_config import ModelConfig, load_model_config
 from tests.checkpoints import SPECIAL_TOKENS, make_tokenizer
+from tests.gateway.grammars import MANY_STATES
 
 END = SPECIAL_TOKENS.index("<|im_end|>")
 OTHER_END = SPECIAL_TOKENS.index("<|endoftext|>")
@@ -306,6 +309,103 @@ def test_sequences_do_not_meet(grammars: Grammars) -> None:
     grammars.advance(15, 0, [a, a])
     assert one(grammars, 16, 0) == before
     assert one(grammars, 15, 2) == before
+
+
+class CountingExecutor:
+    """Remembers how many masks it was asked for at once."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor(2)
+        self.counts: list[int] = []
+
+    def unsafe_compute_mask_ptr(self, asks: list[tuple[LLMatcher, int]], *place: int) -> None:
+        self.counts.append(len(asks))
+        self._executor.unsafe_compute_mask_ptr(asks, *place)
+
+
+def test_masks_of_many_are_those_of_each(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the others in the same step."""
+    a, b, c = ids("a")[0], ids("b")[0], ids("c")[0]
+    wanted = [
+        Wanted(21, 0, [a, a, b, a]),
+        Wanted(22, 0, [a, a]),  # stuck with the first draft
+        Wanted(23, 1, [b]),  # has ended
+        Wanted(24, 0, []),
+        Wanted(25, 0, [c]),  # refused
+    ]
+    structures = [GRAMMARS[0], STUCK, 'start: "b"', ANY_JSON, GRAMMARS[0]]
+
+    def each() -> list[Tensor]:
+        for want, structure in zip(wanted, structures, strict=True):
+            opened(grammars, want.seq_id, structure)
+        grammars.advance(23, 0, [END])
+        return [grammars.masks([want]) for want in wanted]
+
+    one_by_one = torch.cat(each())
+    each()
+    executor = CountingExecutor()
+    monkeypatch.setattr(grammars, "_executor", executor)
+    for _ in range(2):
+        assert torch.equal(grammars.masks(wanted), one_by_one)
+        assert executor.counts == [4, 2, 1, 1], "those that wait for the same number of drafts go together"
+        executor.counts.clear()
+
+
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Lexers that hold no more than so many states."""
+    number = 1500
+    limits = LLParserLimits(**{**PARSER_LIMITS, "max_lexer_states": number})  # type: ignore[arg-type]
+    monkeypatch.setattr(grammar_module, "_LIMITS", limits)
+    return number
+
+
+@pytest.mark.usefixtures("few_states")
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_lexer_that_is_full_is_made_anew(grammars: Grammars, num_drafts: int) -> None:
+    """A long text of counted letters has a state per letter, and per letter that a token tried might add."""
+    structure = LLMatcher.grammar_from_regex("([a-z ]|[A-Z]x|[0-9]yz){1,5000}")
+    tokenizer = grammars._tokenizer
+    assert tokenizer is not None
+    plain = LLMatcher(tokenizer, structure, log_level=0)
+    opened(grammars, 26, structure)
+    first = grammars._grammars[26]._matcher
+    dice, length = random.Random(0), 0
+    while length < 450:  # later the text itself has as many states
+        text: list[int] = []
+        expected: list[set[int]] = []
+        for _ in range(1 + num_drafts):
+            mask = torch.frombuffer(bytearray(plain.compute_bitmask()), dtype=torch.uint8)
+            expected += allowed(mask[None])
+            text.append(dice.choice(sorted(expected[-1] - {END, OTHER_END})))
+            assert plain.consume_token(text[-1])
+        assert allowed(masks(grammars, 26, length, text[:-1])) == expected
+        grammars.advance(26, length, text)
+        length += len(text)
+    assert grammars._grammars[26]._matcher is not first, "its lexer was never full"
+    assert grammars.poll() == []
+
+
+def test_a_lexer_that_is_full_too_soon_ends_its_sequence_alone(grammars: Grammars, few_states: int) -> None:
+    """Not another of the same grammar either: matchers that share a lexer share its errors."""
+    structure = LLMatcher.grammar_from_regex(f"{MANY_STATES.regex}|!+")
+    bang = ids("!")[0]
+    opened(grammars, 27, structure)
+    opened(grammars, 28, structure)
+    dice, length = random.Random(0), 0
+    while choices := one(grammars, 27, length) - {bang, END, OTHER_END}:
+        token = dice.choice(sorted(choices))
+        grammars.advance(27, length, [token])
+        length += 1
+        assert length < RENEW_TOKENS
+    grammars.advance(27, length, [-2])
+    assert grammars.poll() == [
+        GrammarFailed(27, f"the grammar cannot go on: lexer error: too many states: {few_states} >= {few_states}")
+    ]
+    for position in range(3):
+        assert bang in one(grammars, 28, position)
+        grammars.advance(28, position, [bang])
+    assert grammars.poll() == []
 
 
 def test_a_checkpoint_without_a_tokenizer_fails_its_grammars_alone(tmp_path: Path, config: ModelConfig) -> None:
