@@ -7,11 +7,12 @@ Nothing here blocks on a peer: a peer whose outbox is full, or who is gone, make
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import zmq
 import zmq.asyncio
@@ -47,6 +48,7 @@ class Hub:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(endpoint)
+        self._close = weakref.finalize(self, _close, self._socket, self._context)
         self.received: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
@@ -91,14 +93,19 @@ class Hub:
 
     def close(self) -> None:
         """Sends what is left for at most a second, then frees the endpoint."""
-        self._socket.close()
-        self._context.term()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _close(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, context: zmq.Context[Any]) -> None:
+    """For one end of the bus, closed or forgotten: a context that goes before its socket would wait for it for ever."""
+    socket.close()
+    context.term()
 
 
 def _configure_link(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, name: str) -> None:
@@ -119,6 +126,7 @@ class Link:
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
         self._socket.connect(endpoint)
+        self._close = weakref.finalize(self, _close, self._socket, self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self.refused: Counter[str] = Counter()
@@ -145,8 +153,7 @@ class Link:
 
     def close(self) -> None:
         """Sends what is left for at most a second, then disconnects."""
-        self._socket.close()
-        self._context.term()
+        self._close()
 
 
 class AsyncLink:
@@ -158,6 +165,7 @@ class AsyncLink:
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
         self._socket.connect(endpoint)
+        self._close = weakref.finalize(self, _close, self._socket, self._context)
         self.refused: Counter[str] = Counter()
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
@@ -178,5 +186,4 @@ class AsyncLink:
 
     def close(self) -> None:
         """Sends what is left for at most a second, then disconnects."""
-        self._socket.close()
-        self._context.term()
+        self._close()

@@ -70,8 +70,9 @@ class LLM:
         config = _offline_config(model, dtype, max_model_len, vision_workers, engine)
         path = resolve(config.model.source, print)
         model_config = load_model_config(path)
-        self._processes = LocalProcesses()
-        try:
+        with contextlib.ExitStack() as opened:
+            self._processes = LocalProcesses()
+            opened.callback(self._processes.stop)
             run = Run(secrets.token_hex(4), self._processes.run_dir)
             machine = Machine("local", os.cpu_count() or 1, 0 if config.engine.device == "cpu" else _num_gpus())
             plan = LaunchPlan(config, model_config, path, run, machine, port=0)
@@ -79,6 +80,7 @@ class LLM:
             gateway = plan.gateways()[0]
             self._terms = TermsReader(gateway, self._text)
             self._grammars = GrammarChecker(gateway, self._text)
+            opened.callback(self._grammars.close)
             self._limits = checks.ImageLimits(
                 self._text.image_mark_id,
                 self._text.image_mark,
@@ -86,11 +88,10 @@ class LLM:
                 config.vision.limits.max_bytes,
             )
             self._session = Session(plan.run.endpoint, self._processes)
+            opened.callback(self._session.close)
             self._start(plan)
             self._state = self._session.await_ready(START_TIMEOUT_S)
-        except BaseException:
-            self._processes.stop()
-            raise
+            self._opened = opened.pop_all()
         self._seq_ids = itertools.count(secrets.randbits(31) << 32)
 
     def generate(
@@ -157,9 +158,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine's processes and frees what they held. Safe to call twice."""
-        self._grammars.close()
-        self._session.close()
-        self._processes.stop()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +113,15 @@ def test_async_link_sends_while_it_waits(hub: Hub, endpoint: str) -> None:
         return got
 
     assert asyncio.run(talk()) == [Credit(turn) for turn in range(50)]
+
+
+def test_one_that_is_forgotten_is_closed(endpoint: str) -> None:
+    """In a circle of references everything goes at once, in any order; a socket left open would stop the world."""
+    with Hub(endpoint):
+        link = Link(endpoint, "forgetful")
+        link.circle = [link]  # type: ignore[attr-defined]
+        context = link._context
+        link.send(Heartbeat(1))
+        del link
+        gc.collect()
+        assert context.closed
