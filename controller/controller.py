@@ -101,7 +101,7 @@ class Controller:
         self._clock.start()
         while (plan := self._host.schedule(time.time())) is not None:
             self._clock.lap("schedule")
-            self._ledger.begin_step([image[0] for image in plan.images])
+            self._ledger.begin_step([] if plan.is_plain else [image[0] for image in plan.images])
             frame = plan_frame(plan, self._ledger)
             self._clock.lap("build")
             if self._host.steps_in_flight == 1:

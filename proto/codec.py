@@ -56,9 +56,10 @@ def encode(msg: Message) -> bytes:
     return bytes((VERSION,)) + _packer.pack([msg.kind, *_plain(msg)])
 
 
-def encode_fields(cls: type[Message], fields: Iterable[object]) -> bytes:
-    """The frame of a message of this class with these fields: all, in order, of types that nothing checks."""
-    return bytes((VERSION,)) + _packer.pack([cls.kind, *fields])
+def pack_rows(rows: Sequence[object]) -> bytes:
+    """A list of rows (dataclasses or tuples) as one field of a frame; of types that nothing checks."""
+    packed: bytes = _packer.pack(rows)
+    return packed
 
 
 def decode(frame: bytes | memoryview) -> Message:

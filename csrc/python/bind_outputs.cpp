@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "python/bindings.h"
 #include "python/columns.h"
+#include "python/frame.h"
 
 namespace nb = nanobind;
 
@@ -50,19 +51,20 @@ void BindStats(nb::module_& m) {
           "Sequences ended, by reason; every reason is there.");
 }
 
-nb::list Fields(const ClientOutput& output) {
-  nb::list fields;
-  fields.append(ToBytes(output.seq_ids));
-  fields.append(ToBytes(output.num_tokens));
-  fields.append(ToBytes(output.token_ids));
-  fields.append(nb::cast(output.finished));
-  fields.append(output.step_tokens);
-  fields.append(ToBytes(output.logprob_sizes));
-  fields.append(ToBytes(output.logprobs));
-  fields.append(ToBytes(output.prompt_seq_ids));
-  fields.append(ToBytes(output.prompt_sizes));
-  fields.append(ToBytes(output.prompt_logprobs));
-  return fields;
+nb::bytes ToFrame(const ClientOutput& output, std::uint8_t version, std::uint32_t kind,
+                  const nb::bytes& finished) {
+  Frame frame(version, /*num_fields=*/10, kind);
+  frame.Add(output.seq_ids);
+  frame.Add(output.num_tokens);
+  frame.Add(output.token_ids);
+  frame.AddPacked(finished);
+  frame.Add(output.step_tokens);
+  frame.Add(output.logprob_sizes);
+  frame.Add(output.logprobs);
+  frame.Add(output.prompt_seq_ids);
+  frame.Add(output.prompt_sizes);
+  frame.Add(output.prompt_logprobs);
+  return frame.ToBytes();
 }
 
 }  // namespace
@@ -129,7 +131,8 @@ void BindOutputs(nb::module_& m) {
       .def_prop_ro(
           "prompt_logprobs", [](const ClientOutput& self) { return ToBytes(self.prompt_logprobs); },
           "Records as in logprob_record.py.")
-      .def("fields", &Fields, "All attributes that messages.OutputBatch has, in its order.");
+      .def("frame", &ToFrame, nb::arg("version"), nb::arg("kind"), nb::arg("finished"),
+           "The frame of a messages.OutputBatch; its list comes packed.");
   BindStats(m);
 }
 

@@ -10,6 +10,7 @@
 #include "engine/step_plan.h"
 #include "python/bindings.h"
 #include "python/columns.h"
+#include "python/frame.h"
 
 namespace nb = nanobind;
 
@@ -64,37 +65,42 @@ std::vector<std::tuple<int, int, int, nb::bytes>> PromptRows(const StepPlan& pla
   return rows;
 }
 
-// In one call what would be one for each column, of which there is one step's worth every step.
-nb::list Fields(const StepPlan& plan) {
-  nb::list fields;
-  const auto add = [&](const auto& column) { fields.append(ToBytes(column)); };
-  fields.append(static_cast<std::uint64_t>(plan.step_id));
-  add(plan.seq_ids);
-  add(plan.num_computed);
-  add(plan.num_new);
-  add(plan.token_ids);
-  add(plan.num_blocks);
-  add(plan.block_tables);
-  add(plan.sampled);
-  add(plan.temperature);
-  add(plan.top_k);
-  add(plan.top_p);
-  add(plan.min_p);
-  add(plan.seed);
-  add(plan.position);
-  fields.append(nb::cast(plan.banned));
-  fields.append(nb::cast(Images(plan)));
-  add(plan.forced);
-  add(plan.logprobs);
-  fields.append(nb::cast(PromptRows(plan)));
-  add(plan.structured);
-  add(plan.drafts_wanted);
-  fields.append(nb::cast(plan.opened));
-  add(plan.closed);
-  add(plan.state_slots);
-  add(plan.state_from);
-  add(plan.tail_ids);
-  return fields;
+// Whether none of the columns has rows that are more than numbers.
+bool IsPlain(const StepPlan& plan) {
+  return plan.images.empty() && plan.prompt_logprobs.empty() && plan.opened.empty();
+}
+
+nb::bytes ToFrame(const StepPlan& plan, std::uint8_t version, std::uint32_t kind,
+                  const nb::bytes& images, const nb::bytes& prompt_logprobs,
+                  const nb::bytes& opened) {
+  Frame frame(version, /*num_fields=*/26, kind);
+  frame.Add(static_cast<std::uint64_t>(plan.step_id));
+  frame.Add(plan.seq_ids);
+  frame.Add(plan.num_computed);
+  frame.Add(plan.num_new);
+  frame.Add(plan.token_ids);
+  frame.Add(plan.num_blocks);
+  frame.Add(plan.block_tables);
+  frame.Add(plan.sampled);
+  frame.Add(plan.temperature);
+  frame.Add(plan.top_k);
+  frame.Add(plan.top_p);
+  frame.Add(plan.min_p);
+  frame.Add(plan.seed);
+  frame.Add(plan.position);
+  frame.Add(plan.banned);
+  frame.AddPacked(images);
+  frame.Add(plan.forced);
+  frame.Add(plan.logprobs);
+  frame.AddPacked(prompt_logprobs);
+  frame.Add(plan.structured);
+  frame.Add(plan.drafts_wanted);
+  frame.AddPacked(opened);
+  frame.Add(plan.closed);
+  frame.Add(plan.state_slots);
+  frame.Add(plan.state_from);
+  frame.Add(plan.tail_ids);
+  return frame.ToBytes();
 }
 
 }  // namespace
@@ -119,7 +125,11 @@ void BindStepPlan(nb::module_& m) {
           "prompt_logprobs", [](const StepPlan& self) { return PromptRows(self); },
           "(row, start, k, targets) as in messages.PromptLogprobRow.")
       .def_ro("opened", &StepPlan::opened, "Sequences that the sampler must know more of.")
-      .def("fields", &Fields, "All attributes that messages.StepPlan has, in its order.");
+      .def_prop_ro("is_plain", &IsPlain,
+                   "Whether `images`, `prompt_logprobs` and `opened` are all empty.")
+      .def("frame", &ToFrame, nb::arg("version"), nb::arg("kind"), nb::arg("images"),
+           nb::arg("prompt_logprobs"), nb::arg("opened"),
+           "The frame of a messages.StepPlan; the three lists come packed.");
   DefColumn<&StepPlan::seq_ids>(cls, "seq_ids", "u64 [num_seqs]");
   DefColumn<&StepPlan::num_computed>(cls, "num_computed", "i32 [num_seqs]");
   DefColumn<&StepPlan::num_new>(cls, "num_new", "i32 [num_seqs]");

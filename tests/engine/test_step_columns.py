@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 from typing import Any
 
 import pytest
 
 from airside import _core
 from airside.proto.logprob_record import read_records, record_bytes
-from airside.proto.messages import OutputBatch, StepPlan
 from tests.engine.columns import IMAGE, f32, i32, ints, plan_rows, token_rows
 from tests.engine.driver import Driver
 from tests.engine.fake_model import continuation
@@ -243,29 +241,3 @@ def test_a_fault_is_named(values: dict[str, Any], what: str) -> None:  # Any: fi
 
 def _request(values: dict[str, Any]) -> _core.Request:  # Any: fields of Request
     return _core.Request(client=0, seq_id=1, token_ids=i32(PROMPT), arrival=0.0, **values)
-
-
-def named(value: object, cls: type) -> dict[str, object]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
-
-
-@pytest.mark.parametrize("rules", RULES)
-def test_fields_are_those_of_the_messages(rules: dict[str, Any]) -> None:  # Any: as above
-    """In their order: the frame is made of nothing else."""
-    driver = Driver(async_scheduling=True, tail_tokens=2)
-    driver.add(1, PROMPT, max_tokens=3, logprobs=1, prompt_logprobs=0, min_tokens=2, stop_token_ids=[9], **rules)
-    plan = plan_of(driver)
-    expected = named(plan, StepPlan)
-    assert len(plan.fields()) == len(expected)
-    for value, (name, wanted) in zip(plan.fields(), expected.items(), strict=True):
-        assert name == "opened" or value == wanted, name
-    engine = driver.engine
-    record = bytes(record_bytes(1))
-    engine.apply(plan.step_id, i32([8]), 0.0, logprobs=record, prompt_logprobs=bytes(4 * record_bytes(0)))
-    engine.abort(1, "enough")
-    (output,) = engine.take_outputs()
-    expected = named(output, OutputBatch)
-    assert len(output.fields()) == len(expected)
-    for value, (name, wanted) in zip(output.fields(), expected.items(), strict=True):
-        assert name == "finished" or value == wanted, name
-    assert [finish.seq_id for finish in output.finished] == [1]
