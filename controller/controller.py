@@ -117,11 +117,11 @@ class Controller:
         except ValueError as error:
             self._lose(peer, f"its result of step {result.step_id} is malformed: {error}")
             return
+        self._clock.lap("apply")
         if is_current:
+            self._clock.end_step()
             self._oldest_since = time.monotonic()
             self._vision.perform(self._ledger.close_step())
-            self._clock.lap("apply")
-            self._clock.end_step()
 
     def _reply(self) -> None:
         """Sends the gateways what their sequences made since the last time, and lets go of those that ended."""

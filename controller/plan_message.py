@@ -34,7 +34,7 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
         for seq_id, image_index, start, count in plan.images
     ]
     opened = [_read_opened(row) for row in plan.opened]
-    return plan.frame(VERSION, StepPlan.kind, *map(pack_rows, (images, plan.prompt_logprobs, opened)))
+    return plan.frame(VERSION, StepPlan.kind, pack_rows(images), pack_rows(plan.prompt_logprobs), pack_rows(opened))
 
 
 def output_frame(output: _core.ClientOutput) -> bytes:

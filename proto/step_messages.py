@@ -102,7 +102,7 @@ class StepPlan(Message):
     min_p: bytes  # f32 [num_sampling]
     seed: bytes  # u64 [num_sampling]
     position: bytes  # i64 [num_sampling]: index in the output of the first token sampled
-    banned: dict[int, list[int]] = field(default_factory=dict)  # sampled position -> token ids with no probability
+    banned: dict[int, list[int]] = field(default_factory=dict)  # sampled position -> ids not to be sampled there
     images: list[ImageRow] = field(default_factory=list)
     forced: bytes = b""  # i32 [num_positions]: taken whatever is sampled; -1: none. b"": none at all
     logprobs: bytes = b""  # i32 [num_sampling]: alternatives in each record; -1: no records. b"": none at all

@@ -79,7 +79,7 @@ class ModelRunner:
         self.grammars = grammars
         self._drafter = drafter
         log_q = None if drafter is None else drafter.log_q
-        self._sampler = Sampler(grammars, log_q, device) if group.rank == 0 else None
+        self._sampler = Sampler(grammars, log_q, device, config.image_token_id) if group.rank == 0 else None
         self._images = ImageEmbeddings(self._encode)
         self._cache: list[LayerCache] = []  # empty until `allocate`
         self._num_blocks = 0

@@ -44,10 +44,14 @@ class Sampler:
     Args:
         grammars: of the structured sequences; None: there can be none.
         log_q: of the draft head, for the records, if there is one.
+        image_token_id: is never sampled: a token that only pictures may bring would be taken for one.
     """
 
-    def __init__(self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device) -> None:
+    def __init__(
+        self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device, image_token_id: int | None = None
+    ) -> None:
         self._grammars = grammars
+        self._image_token_id = image_token_id
         self._log_q = log_q
         self._device = device
         self._states = SequenceStates(device)
@@ -63,23 +67,30 @@ class Sampler:
         """Tokens and records of all sampled positions.
 
         What happens to logits, in order: records are made of them; then penalties, biases and allowed ids
-        (`SequenceStates.adjust`), grammar, bans, `ops.sample`. A forced token takes the place of the one sampled.
+        (`SequenceStates.adjust`), grammar, bans, `ops.sample`. The image token is out after the records. A forced
+        token takes the place of the one sampled.
 
         Args:
             logits: [num_positions, vocab] float32; overwritten.
         """
         batch = build_sampling_batch(plan, rows, self._device)
         if not (len(self._states) or plan.structured or plan.logprobs):
+            self._exclude_images(logits)
             return Sampled(_choose(logits, batch, plan.forced), b"")
 
         sampled_rows = list_sampled_rows(plan, rows)
         records = SampledRecords(plan, sampled_rows, logits) if plan.logprobs else None
+        self._exclude_images(logits)
         self._states.adjust(logits, sampled_rows)
         structured = self._structured(plan, sampled_rows)
         places = self._restrict(logits, structured)
         tokens = _choose(logits, batch, plan.forced, places)
         self._take(tokens.tolist(), sampled_rows, structured)
         return Sampled(tokens, b"" if records is None else records.of(tokens, self._log_q))
+
+    def _exclude_images(self, logits: Tensor) -> None:
+        if self._image_token_id is not None:
+            logits[:, self._image_token_id] = float("-inf")
 
     def _structured(self, plan: StepPlan, sampled_rows: list[SampledRow]) -> list[SampledRow]:
         if not plan.structured:

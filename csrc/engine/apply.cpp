@@ -5,21 +5,8 @@
 #include <utility>
 
 #include "engine/engine.h"
-#include "engine/prefetch.h"
 
 namespace airside {
-namespace {
-
-void PrefetchSequences(const Step& step) {
-  for (const Row& row : step.rows) Prefetch(row.sequence, sizeof(Sequence));
-  for (const Row& row : step.rows) {
-    PrefetchBack(row.sequence->output.tokens);
-    const auto& blocks = row.sequence->cache.blocks;  // which the next plan copies
-    Prefetch(blocks.data(), blocks.size() * sizeof(BlockId));
-  }
-}
-
-}  // namespace
 
 void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
   if (in_flight_.empty() || in_flight_.front().id != step_id) {
@@ -33,8 +20,7 @@ void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
   ++stats_.steps;
   const Step step = std::move(in_flight_.front());
   in_flight_.pop_front();
-  outbox_.BeginStep(step.num_tokens);
-  PrefetchSequences(step);
+  outbox_.BeginStep(step.num_tokens, step.rows.size());
   ResultReader reader(result);
   for (const Row& row : step.rows) {
     --row.sequence->schedule.num_rows;

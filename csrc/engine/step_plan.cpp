@@ -112,16 +112,13 @@ class PlanBuilder {
     if (!column.empty()) column.resize(static_cast<std::size_t>(size), nothing);
   }
 
-  // A token that only pictures may bring would be taken for one if the model made it. An end is out
-  // of the question before the least number of tokens is reached.
+  // An end is out of the question before the least number of tokens is reached.
   void AddBanned(const Row& row) {
     const Sequence::Generation& generation = row.sequence->generation;
-    if (!config_.image_token_id && row.position >= generation.tokens_min) return;
+    if (generation.stop_token_ids.empty()) return;
     for (std::int32_t j = 0; j < row.num_sampled; ++j) {
-      std::vector<TokenId> banned;
-      if (row.position + j < generation.tokens_min) banned = generation.stop_token_ids;
-      if (config_.image_token_id) banned.push_back(*config_.image_token_id);
-      if (!banned.empty()) plan_.banned.emplace(num_positions_ + j, std::move(banned));
+      if (row.position + j >= generation.tokens_min) return;
+      plan_.banned.emplace(num_positions_ + j, generation.stop_token_ids);
     }
   }
 

@@ -23,7 +23,8 @@ std::optional<std::string> Differ(const char* column, std::size_t got, std::size
 }
 
 // A token that the model does not know would fail the next step, and with it every group of workers
-// that is given it again; the image token, which is always banned, would be taken for a picture.
+// that is given it again; the image token, which workers never sample, would be taken for a
+// picture.
 std::optional<std::string> FindImpossible(std::span<const TokenId> sampled,
                                           const EngineConfig& config) {
   const auto at = std::find_if(sampled.begin(), sampled.end(), [&](TokenId token) {

@@ -29,7 +29,7 @@ def extend(before: int, token: int, picture: tuple[object, int] | None = None) -
 def next_token(after: int, last: int, banned: list[int]) -> int:
     """What the model makes; mostly a function of the last token alone, so that runs of tokens come again."""
     token = after % VOCABULARY if after % 3 == 0 else (last * 5 + 3) % VOCABULARY
-    while token in banned:
+    while token in (*banned, IMAGE):
         token = (token + 1) % VOCABULARY
     return token
 
@@ -42,7 +42,7 @@ def continuation(prompt: list[int], count: int, salt: str = "") -> list[int]:
     made: list[int] = []
     last = prompt[-1]
     for _ in range(count):
-        last = next_token(after, last, [IMAGE])
+        last = next_token(after, last, [])
         after = extend(after, last)
         made.append(last)
     return made
@@ -143,7 +143,7 @@ class FakeModel:
         last = accepted[-1]
         for i in range(row.drafts_wanted):
             after = extend(after, last)
-            last = next_token(after, last, [IMAGE])
+            last = next_token(after, last, [])
             # Every other proposal ends in a mistake.
             is_wrong = i == row.drafts_wanted - 1 and plan_is_odd(answer.step_id)
             answer.draft_tokens.append((last + 1) % VOCABULARY if is_wrong else last)

@@ -89,7 +89,7 @@ class NaiveSequence:
         return min(pending, default=length)
 
     def banned(self, index: int) -> list[int]:
-        return (self.stops if index < self.min_tokens else []) + [IMAGE]
+        return self.stops if index < self.min_tokens else []
 
 
 @dataclass(frozen=True)

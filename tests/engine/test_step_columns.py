@@ -89,8 +89,8 @@ def test_bans_are_of_sampled_positions() -> None:
     driver.add(1, PROMPT, min_tokens=2, stop_token_ids=[50, 51], max_tokens=8, **golden)
     driver.add(2, PROMPT, max_tokens=2)
     first, second = plan_rows(plan_of(driver))
-    assert [sorted(banned) for banned in first.banned] == [[IMAGE, 50, 51]] * 2 + [[IMAGE]] * 2
-    assert second.banned == [[IMAGE]]
+    assert [sorted(banned) for banned in first.banned] == [[50, 51]] * 2 + [[]] * 2
+    assert second.banned == [[]]
 
 
 def records(k: int, tags: list[int]) -> bytes:

@@ -189,7 +189,7 @@ def _yes(done: bool) -> str:
 
 
 def _describe_row(row: PlanRow) -> str:
-    banned = [token for token in (row.banned or [[]])[0] if token != IMAGE]
+    banned = (row.banned or [[]])[0]
     pending = " ?" if any(token < 0 for token in row.tokens) else ""
     drafts = f" drafts {' '.join(map(str, row.drafts))}" if row.drafts else ""
     slot = f", slot {row.state_slot}" if row.state_slot is not None else ""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from airside.proto.logprob_record import read_records
 from airside.proto.messages import StepPlan
 from airside.workers.sampler import Sampler
 from airside.workers.sampling_batch import list_sampled_rows, tokens_that_count
@@ -179,3 +180,16 @@ def test_a_gap_in_the_output_is_noticed() -> None:
     plan = plan_step(2, [track], [3])
     with pytest.raises(AssertionError, match="too few are known"):
         states.adjust(torch.zeros(1, VOCAB), list_sampled_rows(plan, read_rows(plan)))
+
+
+@pytest.mark.parametrize("with_records", [False, True])
+def test_the_image_token_is_never_sampled_and_its_probability_told(with_records: bool) -> None:
+    plan = plan_step(1, [Track(0, [5], [0], logprobs=2 if with_records else -1)], [1])
+    logits = torch.tensor([[1.0, 9.0, 3.0, 2.0]])
+    sampler = Sampler(None, None, CPU, image_token_id=1)
+    sampler.begin(plan)
+    sampled = sampler.sample(plan, read_rows(plan), logits)
+    assert sampled.tokens.tolist() == [2]
+    if with_records:
+        (record,) = read_records(sampled.logprobs, 1)
+        assert record.top_ids == [1, 2]

@@ -238,7 +238,10 @@ TokenId FakeWorker::SamplePosition(const Work& work, std::int32_t drafts,
             .seed = plan.seed[index],
             .position = plan.position[index] + drafts,
             .history = WeighHistory(work, plan.position[index], drafts)};
-  if (banned != plan.banned.end()) draw.banned = banned->second;
+  std::vector<TokenId> never;  // a token that only pictures may bring
+  if (banned != plan.banned.end()) never = banned->second;
+  if (config_.image_token_id) never.push_back(*config_.image_token_id);
+  draw.banned = never;
   if (!plan.structured.empty() && plan.structured[index] == 1 && !work.is_in_vain) {
     const auto grammar = grammars_.find(row.seq_id);
     Ensure(grammar != grammars_.end(), "a structured row whose grammar is not built");
