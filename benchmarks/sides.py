@@ -153,7 +153,7 @@ def _load_text_model(checkpoint: Path) -> Any:  # Any: transformers' models have
 def _module(process: psutil.Process) -> str:
     """`airside.workers` of `python -m airside.workers ...`."""
     arguments = process.cmdline()
-    return arguments[arguments.index("-m") + 1] if "-m" in arguments else process.name()
+    return next((argument for argument in arguments if argument.startswith("airside.")), process.name())
 
 
 def peak_rss_bytes(pid: int) -> int:

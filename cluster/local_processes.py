@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,12 +26,17 @@ _MODULES: dict[type[Settings], str] = {
     WorkerSettings: "airside.workers",
 }
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+_END_WITH_PARENT = """
+import ctypes, os, runpy, signal, sys
+_, parent, module, *arguments = sys.argv
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(parent):
+    sys.exit("the process that started this one is gone")
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""What a child runs. Asking for the signal before it is a program of its own would take a fork, and in a fork of a
+process that uses gRPC, gRPC's own handlers fail."""
 
 
 class LocalProcesses:
@@ -54,13 +58,13 @@ class LocalProcesses:
         """Starts the process that these settings are for, under a name of its own; returns its pid."""
         if name in self._children:
             raise ValueError(f"a process named {name} is running already")
+        module = _MODULES[type(settings)]
         with (self.run_dir / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", _MODULES[type(settings)], "--settings", settings.to_json()],
+                [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), module, "--settings", settings.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
                 start_new_session=True,  # Ctrl-C is for this process, which then stops its children in order
             )
         self._children[name] = child
