@@ -9,7 +9,8 @@ Without a picture it sends a handwritten digit that comes with Airside.
 import argparse
 from pathlib import Path
 
-from airside.cluster.client import DEFAULT_ADDRESS, Client, Options, user_message
+from airside import SamplingParams
+from airside.cluster.client import DEFAULT_ADDRESS, Client, user_message
 from airside.cluster.demo_model.digits import QUESTION, digit_pictures
 
 parser = argparse.ArgumentParser()
@@ -21,7 +22,7 @@ picture = arguments.picture.read_bytes() if arguments.picture else digit_picture
 
 with Client(arguments.address) as client:
     message = user_message(arguments.question, [picture])
-    for event in client.chat([message], Options(temperature=0, max_tokens=64)):
+    for event in client.chat([message], SamplingParams(temperature=0, max_tokens=64)):
         match event.WhichOneof("event"):
             case "image_ready":
                 print(f"[picture: {event.image_ready.tokens} tokens, {event.image_ready.process_s * 1e3:.1f} ms]")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airside.cluster.cli import generate_options as options
+
+if TYPE_CHECKING:
+    from airside.cluster.sampling_params import SamplingParams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A distributed model server.")
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
@@ -123,9 +126,9 @@ def generate(
     address: Address = None,
 ) -> None:
     """Generate text, shown as it is made, then one line of usage on stderr."""
-    from airside.cluster.client import Options
+    from airside.cluster.sampling_params import SamplingParams
 
-    chosen = Options(
+    params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -135,18 +138,18 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        stop_strings=stop or (),
+        stop=stop or (),
         logprobs=logprobs,
         n=n,
-        user=user,
+        user=user or None,
         json_schema=_read(json_schema),
-        json_object=json_object,
+        json_object=json_object or None,
         regex=regex,
-        choices=choice or (),
+        choice=choice or None,
         lark=_read(lark),
         gbnf=_read(gbnf),
     )
-    if not _generate(prompt, [path.read_bytes() for path in image or []], chat, chosen, address):
+    if not _generate(prompt, [path.read_bytes() for path in image or []], chat, params, address):
         raise typer.Exit(FAILURE)
 
 
@@ -154,20 +157,21 @@ def _read(path: Path | None) -> str | None:
     return None if path is None else path.read_text(encoding="utf-8")
 
 
-def _generate(prompt: str, images: list[bytes], chat: bool, chosen: Any, address: str | None) -> bool:
-    """Whether it ended well. `chosen`: Any, since the client is not imported up here."""
+def _generate(prompt: str, images: list[bytes], chat: bool, params: SamplingParams, address: str | None) -> bool:
+    """Whether it ended well."""
     from airside.cluster.cli.generate_view import show_events, with_marks
     from airside.cluster.client import Client, user_message
+    from airside.controller.gateway.errors import RequestError
 
     try:
-        chosen.structure()
-    except ValueError as error:
+        params.to_request()
+    except RequestError as error:
         raise typer.BadParameter(str(error)) from error
     with Client(_address(address)) as client:
         if chat:
-            events = client.chat([user_message(prompt, images)], chosen)
+            events = client.chat([user_message(prompt, images)], params)
         else:
-            events = client.generate(with_marks(prompt, images, client), images, chosen)
+            events = client.generate(with_marks(prompt, images, client), images, params)
         return show_events(events, sys.stdout, sys.stderr)
 
 

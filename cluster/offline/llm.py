@@ -22,8 +22,8 @@ from airside.cluster.local_processes import LocalProcesses
 from airside.cluster.model_source import resolve
 from airside.cluster.offline.generation import Generation, Generations
 from airside.cluster.offline.outputs import RequestOutput, Score
-from airside.cluster.offline.sampling_params import SamplingParams
 from airside.cluster.offline.session import OfflineError, Session
+from airside.cluster.sampling_params import SamplingParams
 from airside.controller.gateway import request_checks as checks
 from airside.controller.gateway.errors import invalid
 from airside.controller.gateway.grammar_check import GrammarChecker

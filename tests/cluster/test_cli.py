@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from airside.cluster.cli import app
 from airside.cluster.cli.generate_view import show_events
-from airside.cluster.client import Options
 from airside.cluster.config.file import ConfigError
 from airside.proto import airside_pb2 as pb
 
@@ -154,14 +153,3 @@ def test_grammars_are_files(tmp_path: Path) -> None:
     gbnf.write_text('root ::= "é"')
     result = CliRunner().invoke(app, [*arguments, "--gbnf", str(gbnf)])
     assert (result.exit_code, "lark and gbnf" in unboxed(result.output)) == (2, True)
-    assert Options(lark="l").structure() == pb.Structure(lark="l")
-    assert Options(gbnf="g").structure() == pb.Structure(gbnf="g")
-
-
-def test_options_become_the_parts_of_a_request() -> None:
-    options = Options(stop_strings=["x"], n=2, logprobs=0, choices=["a", "b"], presence_penalty=0.5)
-    assert options.stop() == pb.Stop(strings=["x"])
-    assert options.output() == pb.Output(logprobs=0)
-    assert options.structure() == pb.Structure(choice=pb.Choice(texts=["a", "b"]))
-    assert options.sampling() == pb.Sampling(presence_penalty=0.5)
-    assert Options().structure() is None

@@ -50,6 +50,7 @@ def test_only_what_was_given_is_set() -> None:
 )
 def test_every_field_has_its_place(params: dict[str, Any], request_part: dict[str, Any]) -> None:
     assert SamplingParams(**params).to_request() == pb.GenerateRequest(**request_part)
+    assert SamplingParams(**params).fill(pb.ChatRequest()) == pb.ChatRequest(**request_part)
 
 
 @pytest.mark.parametrize(
@@ -74,5 +75,5 @@ def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
 
 
 def test_a_text_has_one_structure() -> None:
-    with pytest.raises(RequestError, match="regex: cannot go with json_object"):
+    with pytest.raises(RequestError, match="regex: contradicts the rest of json_object and regex"):
         SamplingParams(json_object=True, regex="a").to_request()

@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from airside.cluster.client import Client, Options
+from airside.cluster.client import Client
 from airside.cluster.runs.leftovers import processes_of
 from airside.cluster.runs.run_state import RunStates, ServerState
+from airside.cluster.sampling_params import SamplingParams
 from tests.real_processes import free_port, wait_until
 
 START_S = 120.0
@@ -135,7 +136,8 @@ class UpServer:
 
     def tokens(self) -> list[int]:
         """Of a short greedy answer."""
-        events = self.client.generate("The small red", options=Options(max_tokens=6, temperature=0.0), timeout_s=30)
+        params = SamplingParams(max_tokens=6, temperature=0.0)
+        events = self.client.generate("The small red", params=params, timeout_s=30)
         return [token for event in events for token in event.delta.token_ids]
 
     def left(self, state: ServerState) -> list[str]:

@@ -1,14 +1,16 @@
-"""`SamplingParams`: what the offline `LLM` is told beside the prompt, in one flat list as Python users expect it."""
+"""`SamplingParams`: what a server or the offline `LLM` is told beside the prompt, in one flat list."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from airside.controller.gateway.errors import invalid
 from airside.proto import airside_pb2 as pb
+
+Request = TypeVar("Request", pb.GenerateRequest, pb.ChatRequest)
 
 _STRUCTURE = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf")
 
@@ -74,15 +76,18 @@ class SamplingParams:
     cache_salt: str | None = None
 
     def to_request(self) -> pb.GenerateRequest:
-        """The same as the public message, with only those fields set that were given, and no prompt.
+        """The same as the public message, without a prompt. Raises as `fill`."""
+        return self.fill(pb.GenerateRequest())
+
+    def fill(self, request: Request) -> Request:
+        """Sets those fields of a request that were given, and no others; returns it.
 
         Raises:
             RequestError: a value that is of another type, or outside its type's range; two kinds of structure.
         """
         kinds = [name for name in _STRUCTURE if getattr(self, name) is not None]
         if len(kinds) > 1:
-            raise invalid(kinds[1], f"cannot go with {kinds[0]}; a text has one structure")
-        request = pb.GenerateRequest()
+            raise invalid(kinds[1], f"contradicts the rest of {' and '.join(kinds)}: a text has one structure")
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if value is None or value == ():
