@@ -48,6 +48,22 @@ def _stretch_long_waves(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(between, blended, result)
 
 
+def norm_of_sum(x: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """Adds `x`, if any, into the residual stream, in place; returns the norm of that.
+
+    A norm and the addition before it are one operator, so a block's output is added when the next one reads.
+    """
+    return ops.rms_norm(residual, norm, eps) if x is None else ops.add_rms_norm(x, residual, norm, eps)
+
+
+def final_states(x: Tensor | None, residual: Tensor, wanted: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """[len(wanted), hidden]: the final norm of the tokens at `wanted` alone. `x`: what the last layer adds."""
+    if wanted.numel() == 0:
+        return residual[:0]
+    assert x is not None, "a model without layers"
+    return norm_of_sum(torch.index_select(x, 0, wanted), torch.index_select(residual, 0, wanted), norm, eps)
+
+
 class Attention:
     """Grouped-query attention over the paged cache; query, key and value come from one product.
 

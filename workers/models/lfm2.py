@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
-from airside.workers.layers import Attention, Mlp, RotaryTable
+from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
 from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
 from airside.workers.short_conv import ShortConv
@@ -82,36 +80,23 @@ class Lfm2ForCausalLM:
         ]
 
     def forward(self, hidden: Tensor, batch: StepBatch, cache: list[LayerCache]) -> Tensor:
-        residual = hidden
+        residual, eps = hidden, self._eps
         caches, states = iter(cache), iter(self._states)
         rows = self._state_rows(batch, block_size=cache[0].k.shape[2])
-        x: Tensor | None = None  # what the layer before adds to the residual stream
+        x: Tensor | None = None  # what the block before adds to the residual stream
         for layer in self._layers:
-            x = self._normed(x, residual, layer.operator_norm)
+            x = norm_of_sum(x, residual, layer.operator_norm, eps)
             if isinstance(layer.operator, ShortConv):
                 assert rows is not None
                 x = layer.operator(x, rows, next(states))
             else:
                 x = layer.operator(x, batch, self._rotary, next(caches))
-            x = layer.mlp(self._normed(x, residual, layer.ffn_norm))
-        if batch.wanted.numel() == 0:
-            return hidden[:0]
-        assert x is not None
-        return self._normed(_rows(x, batch.wanted), _rows(residual, batch.wanted), self._norm)
+            x = layer.mlp(norm_of_sum(x, residual, layer.ffn_norm, eps))
+        return final_states(x, residual, batch.wanted, self._norm, eps)
 
     def _state_rows(self, batch: StepBatch, block_size: int) -> StateRows | None:
         """None for a model of attention layers only."""
         return find_state_rows(batch, self._history, self._ring, block_size) if self._states else None
 
-    def _normed(self, x: Tensor | None, residual: Tensor, norm: Tensor) -> Tensor:
-        """Adds `x` into `residual`; the norm of the sum."""
-        if x is None:
-            return ops.rms_norm(residual, norm, self._eps)
-        return ops.add_rms_norm(x, residual, norm, self._eps)
-
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self._head(hidden)
-
-
-def _rows(x: Tensor, wanted: Tensor) -> Tensor:
-    return torch.index_select(x, 0, wanted)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from airside.workers import ops
 from airside.workers.engram import Engrams
 from airside.workers.kv_cache import LayerCache
-from airside.workers.layers import Attention, Mlp, RotaryTable
+from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
 from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
 from airside.workers.step_batch import StepBatch
@@ -70,31 +68,16 @@ class LlamaForCausalLM:
         pass  # it has keys and values only
 
     def forward(self, hidden: Tensor, batch: StepBatch, cache: list[LayerCache]) -> Tensor:
-        # `hidden` is the residual stream; `x` what a block reads from it or adds to it next. A norm and the addition
-        # before it are one operator.
-        residual = hidden
-        x: Tensor | None = None
+        residual, eps = hidden, self._eps
+        x: Tensor | None = None  # what the block before adds to the residual stream
         memories = {} if self._engrams is None else self._engrams.memories(batch)
         for layer_id, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
             if (memory := memories.get(layer_id)) is not None:
-                x = memory.recall(self._normed(x, residual, memory.norm))
-            x = self._normed(x, residual, layer.input_norm)
+                x = memory.recall(norm_of_sum(x, residual, memory.norm, eps))
+            x = norm_of_sum(x, residual, layer.input_norm, eps)
             x = layer.attention(x, batch, self._rotary, layer_cache)
-            x = layer.mlp(self._normed(x, residual, layer.post_attention_norm))
-        if batch.wanted.numel() == 0:
-            return hidden[:0]
-        assert x is not None
-        return self._normed(_rows(x, batch.wanted), _rows(residual, batch.wanted), self._norm)
-
-    def _normed(self, x: Tensor | None, residual: Tensor, norm: Tensor) -> Tensor:
-        """Adds `x`, if any, into `residual`; the norm of the sum."""
-        if x is None:
-            return ops.rms_norm(residual, norm, self._eps)
-        return ops.add_rms_norm(x, residual, norm, self._eps)
+            x = layer.mlp(norm_of_sum(x, residual, layer.post_attention_norm, eps))
+        return final_states(x, residual, batch.wanted, self._norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self._head(hidden)
-
-
-def _rows(x: Tensor, wanted: Tensor) -> Tensor:
-    return torch.index_select(x, 0, wanted)
