@@ -6,12 +6,17 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from airside.proto.messages import ImageRow, OpenedRow, PixelsRef, PromptLogprobRow, StepPlan, StepResult
 from airside.proto.settings import WorkerSettings
+from airside.workers.load import load_runner
+from airside.workers.model_runner import ModelRunner
+from airside.workers.parallel import RankGroup
+from airside.workers.pixels import PixelArena
 from airside.workers.sampling_batch import tokens_that_count
 
 BLOCK_SIZE = 4
@@ -249,3 +254,10 @@ def worker_settings(model_path: str, **changes: object) -> WorkerSettings:
         "num_threads": 1,
     }
     return WorkerSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def lone_runner(path: Path, num_blocks: int, **changes: object) -> ModelRunner:
+    """The only rank of a checkpoint, in this process, with its cache. `changes`: settings that differ."""
+    runner = load_runner(worker_settings(str(path), **changes), RankGroup(0, 1), PixelArena())
+    runner.allocate(num_blocks)
+    return runner

@@ -14,11 +14,8 @@ from torch import Tensor
 
 from airside.proto.logprob_record import read_records
 from airside.workers.draft_head import DraftHead
-from airside.workers.load import load_runner
 from airside.workers.model_config import CheckpointError
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.checkpoints import make_mimo
 from tests.workers.draft_plans import Proposals, run_drafted
 from tests.workers.mtp_reference import MtpReference
@@ -27,11 +24,11 @@ from tests.workers.step_plans import (
     BLOCK_SIZE,
     Track,
     apply_step,
+    lone_runner,
     plan_step,
     run_tracks,
     run_tracks_ahead,
     scattered_blocks,
-    worker_settings,
 )
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9], [11, 12] * 10]
@@ -59,9 +56,7 @@ def always_right_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner_for(path: Path, **changes: object) -> ModelRunner:
     values: dict[str, object] = {"draft_method": "mtp", "max_draft_tokens": 8, **changes}
-    runner = load_runner(worker_settings(str(path), **values), RankGroup(0, 1), PixelArena())
-    runner.allocate(NUM_BLOCKS)
-    return runner
+    return lone_runner(path, NUM_BLOCKS, **values)
 
 
 def tracks_for(prompts: list[list[int]]) -> list[Track]:

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 from airside._core import EngineConfig, Request
-from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.checkpoints import make_mimo
 from tests.workers.engine_loop import run_engine
-from tests.workers.step_plans import BLOCK_SIZE, worker_settings
+from tests.workers.step_plans import BLOCK_SIZE, lone_runner
 
 SHARED = list(range(60, 90))  # several blocks
 PROMPTS = [[7, 100, 200, 300, 5], [*SHARED, 7], [*SHARED, 8, 9], [9], [11, 12] * 10, SHARED]
@@ -29,10 +26,8 @@ def mimo_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def runner_for(path: Path, num_blocks: int, draft_method: str) -> ModelRunner:
     drafts_max = DRAFTS_MAX if draft_method != "none" else 0
-    settings = worker_settings(str(path), draft_method=draft_method, max_draft_tokens=drafts_max, max_model_len=64)
-    runner = load_runner(settings, RankGroup(0, 1), PixelArena())
-    runner.allocate(num_blocks)
-    return runner
+    changes: dict[str, object] = {"draft_method": draft_method, "max_draft_tokens": drafts_max, "max_model_len": 64}
+    return lone_runner(path, num_blocks, **changes)
 
 
 def config_for(num_blocks: int, draft_method: str, **changes: object) -> EngineConfig:

@@ -16,14 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from airside.workers.engram import NgramHashes, odd_constants, primes_up_to, sigmoid, sum_columns
 from airside.workers.folded_tokens import DEAD, fold_text, fold_tokens
-from airside.workers.load import load_runner
 from airside.workers.model_config import CheckpointError, EngramConfig, load_model_config, tensor_parallel_sizes
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.checkpoints import IMAGE_TOKEN_ID, VOCAB_SIZE, add_engram, make_idefics3, make_llama
 from tests.workers.ranks import start_ranks
 from tests.workers.rows import Rig, Row, with_columns
-from tests.workers.step_plans import Track, run_tracks, run_tracks_ahead, worker_settings
+from tests.workers.step_plans import Track, lone_runner, run_tracks, run_tracks_ahead
 
 ENGRAM = {"layers": [0, 1], "table_size": 211, "num_heads": 2, "dim": 8, "max_ngram": 3, "seed": 7}
 CONFIG = EngramConfig((0, 1), 211, 2, 8, 3, 7, "")
@@ -142,8 +139,7 @@ def test_two_ranks_make_the_tokens_of_one(path: Path, tmp_path: Path) -> None:
     def tracks() -> list[Track]:
         return [Track(seq_id=i, tokens=TOKENS[i : i + 20], blocks=BLOCKS[i]) for i in range(2)]
 
-    runner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena())
-    runner.allocate(64)
+    runner = lone_runner(path, 64)
     one, others = tracks(), tracks()
     alone = run_tracks(with_columns(runner.execute, one, tail_tokens=2), one, 7, 12)
     with start_ranks(path, tmp_path, 2) as ranks:

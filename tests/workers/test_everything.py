@@ -26,7 +26,7 @@ from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
 from tests.checkpoints import add_engram, make_lfm2, make_llama, make_mimo
 from tests.workers.ranks import PATIENCE_S, Ranks, start_ranks
-from tests.workers.step_plans import BLOCK_SIZE, worker_settings
+from tests.workers.step_plans import BLOCK_SIZE, lone_runner, worker_settings
 
 NUM_BLOCKS, NUM_TOKENS, STEPS_MAX = 128, 18, 3000
 SHARED = np.random.default_rng(1).integers(60, 500, 22).tolist()
@@ -306,8 +306,7 @@ def test_a_new_launch_goes_on_where_the_one_before_it_was_lost(
     launches = []
 
     def launch() -> Rank:
-        runner = load_runner(worker_settings(str(llama_path)), RankGroup(0, 1), PixelArena())
-        runner.allocate(num_blocks)
+        runner = lone_runner(llama_path, num_blocks)
         launches.append(runner)
         return OneRank(runner)
 

@@ -16,12 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from airside.workers.layers import inverse_frequencies
-from airside.workers.load import load_runner
 from airside.workers.model_config import CheckpointError, RopeConfig, load_model_config
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from airside.workers.weights.gguf_file import GgufFile, gguf_name, hugging_face_name
-from tests.workers.step_plans import Track, plan_step, scattered_blocks, worker_settings
+from tests.workers.step_plans import Track, lone_runner, plan_step, scattered_blocks
 
 HEADS, KV_HEADS = 8, 2
 
@@ -157,8 +154,7 @@ def test_a_gguf_file_is_served(gguf_path: Path) -> None:
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0, -1].argmax().item()
 
-    runner = load_runner(worker_settings(str(gguf_path)), RankGroup(0, 1), PixelArena())
-    runner.allocate(16)
+    runner = lone_runner(gguf_path, 16)
     result = runner.execute(plan_step(0, [Track(1, prompt, scattered_blocks(1, 16)[0])], [len(prompt)]))
     assert result is not None
     assert np.frombuffer(result.sampled, np.int32).tolist() == [expected]

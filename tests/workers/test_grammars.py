@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import select
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from airside.workers.grammars import Grammars, Wanted, apply_masks
 from airside.workers.model_config import ModelConfig, load_model_config
 from tests.checkpoints import SPECIAL_TOKENS, make_tokenizer
 from tests.gateway.grammars import MANY_STATES
+from tests.real_processes import wait_until
 
 END = SPECIAL_TOKENS.index("<|im_end|>")
 OTHER_END = SPECIAL_TOKENS.index("<|endoftext|>")
@@ -294,11 +294,7 @@ def test_nothing_is_kept_of_a_closed_sequence(grammars: Grammars) -> None:
     kept = weakref.ref(grammars._grammars[19])
     grammars.close(19)
     assert not grammars._tickets
-    for _ in range(1000):  # the thread that built it may not be waiting again yet
-        if kept() is None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the grammar is still there")
+    wait_until(lambda: kept() is None, 10, "the grammar is gone, once the thread that built it waits again")
 
 
 def test_sequences_do_not_meet(grammars: Grammars) -> None:

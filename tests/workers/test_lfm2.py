@@ -11,15 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
-from airside.workers.load import load_runner
 from airside.workers.model_config import CheckpointError, check_block_size, load_model_config, tensor_parallel_sizes
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.checkpoints import make_lfm2
 from tests.workers.ranks import start_ranks
 from tests.workers.rows import BLOCK_SIZE, Rig, Row, with_columns
-from tests.workers.step_plans import Track, run_tracks, run_tracks_ahead, worker_settings
+from tests.workers.step_plans import Track, lone_runner, run_tracks, run_tracks_ahead
 
 RNG = np.random.default_rng(5)
 TOKENS = [RNG.integers(1, 512, length).tolist() for length in (23, 9, 1, 40)]
@@ -156,9 +153,7 @@ def tracks_for(prompts: list[list[int]]) -> list[Track]:
 
 
 def runner_for(path: Path, **changes: object) -> ModelRunner:
-    runner = load_runner(worker_settings(str(path), **changes), RankGroup(0, 1), PixelArena())
-    runner.allocate(64)
-    return runner
+    return lone_runner(path, 64, **changes)
 
 
 def expected_tokens(path: Path, prompt: list[int]) -> list[int]:

@@ -8,20 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
-from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
+from tests.workers.step_plans import Track, lone_runner, plan_step, run_tracks, scattered_blocks
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9], [11, 12] * 20]
 NUM_TOKENS = 12
 
 
 def runner_for(path: Path, **changes: object) -> ModelRunner:
-    runner = load_runner(worker_settings(str(path), **changes), RankGroup(0, 1), PixelArena())
-    runner.allocate(128)
-    return runner
+    return lone_runner(path, 128, **changes)
 
 
 def expected_tokens(path: Path, prompt: list[int], dtype: torch.dtype = torch.float32) -> list[int]:

@@ -13,18 +13,15 @@ from torch import Tensor
 
 from airside.proto.logprob_record import LogprobRecord, read_records, record_bytes
 from airside.proto.messages import StepPlan, StepResult
-from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.workers.step_plans import (
     Rules,
     Track,
+    lone_runner,
     plan_step,
     run_tracks,
     run_tracks_ahead,
     scattered_blocks,
-    worker_settings,
 )
 
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9], [11, 12] * 20]
@@ -32,15 +29,9 @@ NUM_TOKENS = 14
 RULES = Rules(1.3, 0.4, 0.2, {17: 1.5}, [])
 
 
-def runner_for(path: Path) -> ModelRunner:
-    runner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena())
-    runner.allocate(128)
-    return runner
-
-
 @pytest.fixture(scope="module")
 def runner(llama_path: Path) -> ModelRunner:
-    return runner_for(llama_path)
+    return lone_runner(llama_path, 128)
 
 
 def tracks() -> list[Track]:

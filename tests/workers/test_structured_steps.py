@@ -13,18 +13,15 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from airside.proto.messages import GrammarReady, StepPlan, StepResult
-from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
-from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from tests.workers.step_plans import (
     Rules,
     Track,
+    lone_runner,
     plan_step,
     run_tracks,
     run_tracks_ahead,
     scattered_blocks,
-    worker_settings,
 )
 
 PATTERNS = [r"(ab|cd|e[0-9]){20}", r"[0-9]{40}", None]
@@ -33,9 +30,7 @@ NUM_TOKENS = 10
 
 @pytest.fixture(scope="module")
 def runner(llama_path: Path) -> ModelRunner:
-    made = load_runner(worker_settings(str(llama_path)), RankGroup(0, 1), PixelArena())
-    made.allocate(128)
-    return made
+    return lone_runner(llama_path, 128)
 
 
 def open_grammar(runner: ModelRunner, seq_id: int, pattern: str) -> None:
