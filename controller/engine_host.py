@@ -22,10 +22,6 @@ from airside.proto.settings import ControllerSettings
 _log = logging.getLogger(__name__)
 
 
-STEPS_MAX = 2
-"""Steps that the engine plans before the first of them must be closed."""
-
-
 class EngineStatus(Enum):
     """Whether the engine has workers. The value is the state that gateways are told."""
 
@@ -145,7 +141,7 @@ class EngineHost:
 
     def schedule(self, now: float) -> _core.StepPlan | None:
         """The next step, in flight from now on; None when there are enough, no workers, or nothing to compute."""
-        if self.engine is None or self.status is not EngineStatus.READY or len(self._in_flight) == STEPS_MAX:
+        if self.engine is None or self.status is not EngineStatus.READY:
             return None
         plan = self.engine.schedule(now)
         if plan is not None:

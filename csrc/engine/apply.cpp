@@ -20,7 +20,7 @@ void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
   ++stats_.steps;
   const Step step = std::move(in_flight_.front());
   in_flight_.pop_front();
-  outbox_.BeginStep(step.num_tokens, step.rows.size());
+  outbox_.BeginStep(step.num_tokens);
   ResultReader reader(result);
   for (const Row& row : step.rows) {
     --row.sequence->schedule.num_rows;

@@ -5,14 +5,7 @@
 namespace airside {
 
 ClientOutput& Outbox::Of(ClientId client) {
-  const auto [at, is_new] = outputs_.try_emplace(client, ClientOutput{.client = client});
-  ClientOutput& output = at->second;
-  if (is_new) {  // one growth rather than one for every doubling
-    output.seq_ids.reserve(num_rows_);
-    output.num_tokens.reserve(num_rows_);
-    output.token_ids.reserve(num_rows_);
-  }
-  return output;
+  return outputs_.try_emplace(client, ClientOutput{.client = client}).first->second;
 }
 
 void Outbox::AddTokens(ClientId client, SeqId seq_id, std::span<const TokenId> tokens,

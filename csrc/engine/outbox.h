@@ -52,11 +52,8 @@ struct ClientOutput {
 // Collects what clients must be told until somebody takes it.
 class Outbox {
  public:
-  // What follows comes of a step with so many tokens in so many rows.
-  void BeginStep(std::int32_t step_tokens, std::size_t num_rows) {
-    step_tokens_ = step_tokens;
-    num_rows_ = num_rows;
-  }
+  // What follows comes of a step with so many tokens.
+  void BeginStep(std::int32_t step_tokens) { step_tokens_ = step_tokens; }
 
   // A sequence's new tokens, and their records if it wants any.
   void AddTokens(ClientId client, SeqId seq_id, std::span<const TokenId> tokens,
@@ -73,7 +70,6 @@ class Outbox {
 
   std::map<ClientId, ClientOutput> outputs_;
   std::int32_t step_tokens_ = 0;
-  std::size_t num_rows_ = 0;
 };
 
 }  // namespace airside
