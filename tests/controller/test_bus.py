@@ -132,6 +132,8 @@ def test_a_segment_name_is_not_taken_twice(bus: Bus) -> None:
     gateway.expect(msg.EngineState, lambda state: state.vision_ready)
     vision.send(msg.VisionHello("local", vision.pid + 1, vision.segment))
     vision.expect(msg.Shutdown)
+    # States are told once a turn: one that came and went in between would be no news.
+    gateway.expect(msg.EngineState, lambda state: not state.vision_ready)
     again = bus.peer(VisionWorker, "vision-0-again")
     again.hello()
     gateway.expect(msg.EngineState, lambda state: state.vision_ready)
