@@ -38,6 +38,14 @@ def short_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSer
         yield running
 
 
+@pytest.fixture(scope="module")
+def few_seats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """Four sequences run at a time, each for as long as a test needs them to."""
+    model = make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=2048)
+    with LocalServer(model, engine={"max_num_seqs": 4}) as running:
+        yield running
+
+
 def ask(server: LocalServer, num_tokens: int, max_tokens: int | None = None) -> Any:
     stop = pb.Stop(ignore_eos=True) if max_tokens is None else pb.Stop(ignore_eos=True, max_tokens=max_tokens)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[70] * num_tokens), sampling=GREEDY, stop=stop)
@@ -111,24 +119,24 @@ def test_a_full_queue_says_when_to_come_back(short_context: LocalServer) -> None
     assert short_context.generate(prompt="a", stop=pb.Stop(max_tokens=2, ignore_eos=True)).finished.reason == "length"
 
 
-def test_one_users_crowd_does_not_delay_another(short_context: LocalServer) -> None:
+def test_one_users_crowd_does_not_delay_another(few_seats: LocalServer) -> None:
     """Eight requests of one user wait when another's comes, and four run; it is among the next four."""
-    ends: list[str] = []
 
-    def one(user: str) -> None:
-        request = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=[70] * 4), sampling=GREEDY, stop=pb.Stop(ignore_eos=True), user=user
-        )
-        for event in short_context.inference.Generate(request, timeout=60):
-            if event.HasField("accepted") and user == "crowd":
-                accepted.append(user)
-        ends.append(user)
+    def send(user: str, max_tokens: int) -> Any:
+        stop = pb.Stop(ignore_eos=True, max_tokens=max_tokens)
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[70] * 4), sampling=GREEDY, stop=stop, user=user)
+        call = few_seats.inference.Generate(request, timeout=60)
+        assert next(call).HasField("accepted")
+        return call
 
-    accepted: list[str] = []
-    with ThreadPoolExecutor(13) as pool:
-        crowd = [pool.submit(one, "crowd") for _ in range(12)]
-        wait_until(lambda: len(accepted) == 12, 30, "the crowd is in")
-        single = pool.submit(one, "single")
-        for future in (*crowd, single):
-            future.result()
-    assert ends.index("single") < 8 < len(ends)
+    running = [send("crowd", 2000) for _ in range(4)]
+    for call in running:
+        assert next(call).HasField("delta")
+    waiting = [send("crowd", 2000) for _ in range(8)]
+    single = send("single", 4)
+    for call in running:
+        call.cancel()
+    assert list(single)[-1].finished.reason == "length"
+    assert few_seats.gauges().num_requests_waiting >= 4
+    for call in waiting:
+        call.cancel()

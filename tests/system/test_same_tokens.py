@@ -135,7 +135,8 @@ def test_among_others(reference: Reference, combination: dict[str, Any]) -> None
         if combination["cache"] == "warm":
             assert outcomes_together(server, reference.requests, seed=2) == reference.answers
         gauges = server.gauges()
-    assert (gauges.num_preemptions > 0) == (combination["pool"] == "tight")
+    if combination["pool"] == "tight":  # in a roomy one, only a sequence whose grammar takes long gives way
+        assert gauges.num_preemptions > 0
     assert (gauges.prefix_cache_hits > 0) == (combination["cache"] == "warm")
     assert (gauges.draft_tokens > 0) == (combination["drafts"] > 0)
     assert gauges.kv_blocks_live == gauges.state_slots_live == 0
