@@ -88,16 +88,17 @@ class LaunchPlan:
         _check_ranks(config, model, machine, self.device)
         _check_blocks(config, model)
         _check_drafts(config, model)
+        _check_atomic_images(config, model)
 
     @property
     def vision_replicas(self) -> int:
         """Vision workers at the start; 0 for a text model."""
-        return self.config.vision.replicas if self.takes_images else 0
+        return self.config.vision.autoscaling_config.min_replicas if self.takes_images else 0
 
     @property
     def num_cpus(self) -> int:
         """CPUs that a Ray of our own must offer so that everything starts: ranks and the first vision workers."""
-        vision = self.vision_replicas * self.config.vision.actor_options.num_cpus
+        vision = max(1, self.vision_replicas) * self.config.vision.actor_options.num_cpus if self.takes_images else 0
         return max(self._machine.num_cores, math.ceil(self.config.engine.tensor_parallel_size + vision))
 
     @property
@@ -108,7 +109,7 @@ class LaunchPlan:
 
     def controller(self) -> ControllerSettings:
         """For the controller."""
-        engine = self.config.engine
+        engine, vision = self.config.engine, self.config.vision
         return ControllerSettings(
             endpoint=self.run.endpoint,
             block_size=engine.block_size,
@@ -129,8 +130,15 @@ class LaunchPlan:
             max_queued_requests=engine.limits.max_queued_requests,
             max_queued_tokens=engine.limits.max_queued_tokens,
             vision_target=self.vision_replicas,
-            vision_replicas_max=self.config.vision.max_replicas,
+            vision_replicas_max=vision.autoscaling_config.max_replicas,
+            image_job_timeout_s=vision.job_timeout_s,
+            image_bytes_max=vision.limits.max_waiting_bytes,
+            pixel_cache_bytes=vision.cache.pixels,
+            image_file_bytes_max=vision.limits.max_bytes,
+            fetch_timeout_s=vision.media.timeout_s,
             image_token_id=self._model.image_token_id,
+            image_mark_id=self._model.image_mark_id,
+            atomic_images=self._model.atomic_image_tokens > 0,
             vocab_size=self._model.vocab_size,
             step_timeout_s=engine.step_timeout_s,
             silence_timeout_s=self.config.cluster.silence_timeout_s,
@@ -163,6 +171,13 @@ class LaunchPlan:
                 grammar_bytes_max=server.grammar.max_bytes,
                 sequences_max=self.config.engine.limits.max_sequences_per_request,
                 logprobs_max=self.config.engine.limits.max_logprobs,
+                allow_urls=self.config.vision.media.allow_urls,
+                metrics_host=server.metrics.host,
+                metrics_port=server.metrics.port + index if server.metrics.port else None,
+                metrics_of_engine=index == 0,  # so that sums over all gateways count the engine once
+                image_mark_id=self._model.image_mark_id,
+                image_mark_before=self._model.image_mark_text[0],
+                image_mark_after=self._model.image_mark_text[1],
                 reuse_port=grpc.gateways > 1,
                 stop_grace_s=server.shutdown_timeout_s,
                 node=self._machine.node,
@@ -195,6 +210,7 @@ class LaunchPlan:
                 num_threads=self._num_threads,
                 draft_method=engine.drafts.method,
                 max_draft_tokens=engine.drafts.max_tokens,
+                embedding_cache_bytes=self.config.vision.cache.embeddings,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
             )
@@ -215,6 +231,10 @@ class LaunchPlan:
             max_pixels=vision.limits.max_pixels,
             max_aspect=vision.limits.max_aspect,
             background=vision.background,
+            allow_urls=vision.media.allow_urls,
+            allowed_domains=vision.media.allowed_domains,
+            max_redirects=vision.media.max_redirects,
+            fetch_timeout_s=vision.media.timeout_s,
             node=self._machine.node,
             log_level=self.config.observability.log_level,
         )
@@ -267,6 +287,16 @@ def _check_blocks(config: Config, model: ModelConfig) -> None:
         check_block_size(model, config.engine.block_size)
     except CheckpointError as error:
         raise LaunchError(f"engine.{error}") from error
+
+
+def _check_atomic_images(config: Config, model: ModelConfig) -> None:
+    budget = config.engine.max_num_batched_tokens
+    if model.atomic_image_tokens > budget:
+        raise LaunchError(
+            f"engine.max_num_batched_tokens is {budget}, but the {model.atomic_image_tokens} tokens of a picture of "
+            f"this {model.architecture} checkpoint attend to one another and come in one step; set it to "
+            f"{model.atomic_image_tokens} or more"
+        )
 
 
 def _check_drafts(config: Config, model: ModelConfig) -> None:

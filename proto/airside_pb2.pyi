@@ -239,18 +239,26 @@ class Image(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    DATA_URI_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """The bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file."""
+    url: _builtins.str
+    """Where the server fetches it, if `vision.media` allows that. http or https."""
+    data_uri: _builtins.str
+    """"data:image/png;base64,...". The type that it states is not believed; the bytes decide."""
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
+        url: _builtins.str = ...,
+        data_uri: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_uri", b"data_uri", "source", b"source", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_uri", b"data_uri", "source", b"source", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url", "data_uri"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
@@ -658,24 +666,70 @@ class ImageReady(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     PROCESS_S_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     tokens: _builtins.int
     """Tokens that this image takes in the prompt."""
     process_s: _builtins.float
+    """Decoding included."""
+    cached: _builtins.bool
+    """Its pixels had been made before, for an equal picture."""
+    @_builtins.property
+    def stages(self) -> Global___ImageStages: ...
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         tokens: _builtins.int = ...,
         process_s: _builtins.float = ...,
+        cached: _builtins.bool = ...,
+        stages: Global___ImageStages | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "process_s", b"process_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "index", b"index", "process_s", b"process_s", "stages", b"stages", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImageReady: _TypeAlias = ImageReady  # noqa: Y015
+
+@_typing.final
+class ImageStages(_message.Message):
+    """Where a picture's time went, in seconds; 0 for what did not happen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    PROCESS_S_FIELD_NUMBER: _builtins.int
+    TRANSPORT_S_FIELD_NUMBER: _builtins.int
+    fetch_s: _builtins.float
+    """From a URL."""
+    queue_s: _builtins.float
+    """Waiting for a vision worker."""
+    decode_s: _builtins.float
+    process_s: _builtins.float
+    """From upright RGB to the tensors that the model takes."""
+    transport_s: _builtins.float
+    """Between processes, and waiting for room in shared memory."""
+    def __init__(
+        self,
+        *,
+        fetch_s: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        process_s: _builtins.float = ...,
+        transport_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "fetch_s", b"fetch_s", "process_s", b"process_s", "queue_s", b"queue_s", "transport_s", b"transport_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageStages: _TypeAlias = ImageStages  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
@@ -858,6 +912,7 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_IMAGES_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     image_tokens: _builtins.int
     completion_tokens: _builtins.int
@@ -866,6 +921,8 @@ class Usage(_message.Message):
     draft_tokens: _builtins.int
     """Verified, and of those accepted."""
     accepted_tokens: _builtins.int
+    cached_images: _builtins.int
+    """Images whose pixels had been made before, for an equal picture."""
     def __init__(
         self,
         *,
@@ -875,10 +932,11 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        cached_images: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_images", b"cached_images", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,6 +955,8 @@ class Timings(_message.Message):
     VISION_WAIT_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     PREEMPTED_S_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    IMAGE_ENCODE_S_FIELD_NUMBER: _builtins.int
     queued_s: _builtins.float
     time_to_first_token_s: _builtins.float
     decode_s: _builtins.float
@@ -907,6 +967,12 @@ class Timings(_message.Message):
     """From the first step to the first token."""
     preempted_s: _builtins.float
     """Between losing its KV blocks, to others or with the workers, and its next step; each time added."""
+    image_encode_s: _builtins.float
+    """Of all images: computing their embeddings."""
+    @_builtins.property
+    def images(self) -> Global___ImageStages:
+        """Of all images, added up."""
+
     def __init__(
         self,
         *,
@@ -917,10 +983,12 @@ class Timings(_message.Message):
         vision_wait_s: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
         preempted_s: _builtins.float = ...,
+        images: Global___ImageStages | None = ...,
+        image_encode_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "preempted_s", b"preempted_s", "preemptions", b"preemptions", "prefill_s", b"prefill_s", "queued_s", b"queued_s", "time_to_first_token_s", b"time_to_first_token_s", "vision_wait_s", b"vision_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_s", b"decode_s", "image_encode_s", b"image_encode_s", "images", b"images", "preempted_s", b"preempted_s", "preemptions", b"preemptions", "prefill_s", b"prefill_s", "queued_s", b"queued_s", "time_to_first_token_s", b"time_to_first_token_s", "vision_wait_s", b"vision_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1132,6 +1200,11 @@ class Gauges(_message.Message):
     STATE_SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_LIVE_FIELD_NUMBER: _builtins.int
     CONTROLLER_PHASE_S_FIELD_NUMBER: _builtins.int
+    IMAGE_CACHE_HITS_FIELD_NUMBER: _builtins.int
+    IMAGE_CACHE_MISSES_FIELD_NUMBER: _builtins.int
+    IMAGE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    VISION_WAIT_S_FIELD_NUMBER: _builtins.int
+    IMAGE_BYTES_WAITING_FIELD_NUMBER: _builtins.int
     num_requests_running: _builtins.int
     num_requests_waiting: _builtins.int
     kv_blocks_total: _builtins.int
@@ -1157,6 +1230,15 @@ class Gauges(_message.Message):
     accepted_tokens: _builtins.int
     state_slots_total: _builtins.int
     state_slots_live: _builtins.int
+    image_cache_hits: _builtins.int
+    """Images whose pixels were found in the cache, or were being made for another request; and those that were not."""
+    image_cache_misses: _builtins.int
+    image_cache_bytes: _builtins.int
+    """Shared memory that holds pixels which no live request uses."""
+    vision_wait_s: _builtins.float
+    """Predicted wait of a picture that came now, in seconds."""
+    image_bytes_waiting: _builtins.int
+    """Image files that wait for their pixels."""
     @_builtins.property
     def requests_finished(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests that ended, by reason."""
@@ -1198,10 +1280,15 @@ class Gauges(_message.Message):
         state_slots_total: _builtins.int = ...,
         state_slots_live: _builtins.int = ...,
         controller_phase_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        image_cache_hits: _builtins.int = ...,
+        image_cache_misses: _builtins.int = ...,
+        image_cache_bytes: _builtins.int = ...,
+        vision_wait_s: _builtins.float = ...,
+        image_bytes_waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bus_messages_refused", b"bus_messages_refused", "controller_phase_s", b"controller_phase_s", "controller_step_s", b"controller_step_s", "draft_tokens", b"draft_tokens", "generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "state_slots_live", b"state_slots_live", "state_slots_total", b"state_slots_total", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_workers", b"vision_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bus_messages_refused", b"bus_messages_refused", "controller_phase_s", b"controller_phase_s", "controller_step_s", b"controller_step_s", "draft_tokens", b"draft_tokens", "generation_tokens", b"generation_tokens", "image_bytes_waiting", b"image_bytes_waiting", "image_cache_bytes", b"image_cache_bytes", "image_cache_hits", b"image_cache_hits", "image_cache_misses", b"image_cache_misses", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "state_slots_live", b"state_slots_live", "state_slots_total", b"state_slots_total", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_wait_s", b"vision_wait_s", "vision_workers", b"vision_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1341,34 +1428,69 @@ class ScaleVisionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
+    """Exactly so many, whatever the load, until the next call."""
+    @_builtins.property
+    def range(self) -> Global___Range:
+        """As many as the load asks for, within these."""
+
     def __init__(
         self,
         *,
         replicas: _builtins.int = ...,
+        range: Global___Range | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "replicas", b"replicas", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "replicas", b"replicas", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_size: _TypeAlias = _typing.Literal["replicas", "range"]  # noqa: Y015
+    _WhichOneofArgType_size: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_size) -> _WhichOneofReturnType_size | None: ...
+
+Global___ScaleVisionRequest: _TypeAlias = ScaleVisionRequest  # noqa: Y015
+
+@_typing.final
+class Range(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    min: _builtins.int
+    max: _builtins.int
+    def __init__(
+        self,
+        *,
+        min: _builtins.int = ...,
+        max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ScaleVisionRequest: _TypeAlias = ScaleVisionRequest  # noqa: Y015
+Global___Range: _TypeAlias = Range  # noqa: Y015
 
 @_typing.final
 class ScaleVisionReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLICAS_MAX_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
+    """The fewest and the most that there will be; equal where the load decides nothing."""
+    replicas_max: _builtins.int
     def __init__(
         self,
         *,
         replicas: _builtins.int = ...,
+        replicas_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas", "replicas_max", b"replicas_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

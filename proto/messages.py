@@ -1,8 +1,8 @@
 """Every message that travels between Airside's own processes, as a typed class.
 
-Those between the controller and the model workers are in `step_messages.py`. Large binary parts (image files) follow a
-message as frames of their own, so that nobody copies them to look at the rest. Hot messages are columnar: arrays travel
-as little-endian bytes, named here with their dtype.
+Those between the controller and the model workers are in `step_messages.py`, those between it and the vision workers in
+`vision_messages.py`. Large binary parts (image files) follow a message as frames of their own, so that nobody copies
+them to look at the rest. Hot messages are columnar: arrays travel as little-endian bytes, named here with their dtype.
 
 Kinds are numbered once and never renumbered; a field is only ever added at the end, with a default.
 """
@@ -18,6 +18,7 @@ from airside.proto.codec import decode as decode
 from airside.proto.codec import encode as encode
 from airside.proto.codec import message
 from airside.proto.step_messages import CloseGrammar as CloseGrammar
+from airside.proto.step_messages import EncodedRow as EncodedRow
 from airside.proto.step_messages import GrammarFailed as GrammarFailed
 from airside.proto.step_messages import GrammarReady as GrammarReady
 from airside.proto.step_messages import ImageRow as ImageRow
@@ -31,6 +32,19 @@ from airside.proto.step_messages import StepResult as StepResult
 from airside.proto.step_messages import TensorRef as TensorRef
 from airside.proto.step_messages import WorkerFailed as WorkerFailed
 from airside.proto.step_messages import WorkerHello as WorkerHello
+from airside.proto.vision_messages import ArenaFull as ArenaFull
+from airside.proto.vision_messages import Cancel as Cancel
+from airside.proto.vision_messages import Credit as Credit
+from airside.proto.vision_messages import Drain as Drain
+from airside.proto.vision_messages import Fetched as Fetched
+from airside.proto.vision_messages import Goodbye as Goodbye
+from airside.proto.vision_messages import ImageFailed as ImageFailed
+from airside.proto.vision_messages import Job as Job
+from airside.proto.vision_messages import Pixels as Pixels
+from airside.proto.vision_messages import Probe as Probe
+from airside.proto.vision_messages import Release as Release
+from airside.proto.vision_messages import Shape as Shape
+from airside.proto.vision_messages import VisionHello as VisionHello
 
 # --- any process -> controller ------------------------------------------------------------------------------------
 
@@ -56,6 +70,9 @@ class GatewayHello(Message):
 @message(11)
 class AddRequest(Message):
     """A checked and tokenized request. One attachment per image: the bytes of the file, in mark order.
+
+    A picture that is to be fetched has an empty attachment; its entry of `image_hashes` is b"", since only `Fetched`
+    says what was found there.
 
     `logprobs` and `prompt_logprobs`: how many alternatives come with each token's log-probability; -1: none at all.
     `golden_mode`: "force" makes the golden tokens the output, whatever the model would choose; "draft" offers them as
@@ -92,6 +109,7 @@ class AddRequest(Message):
     golden_tokens: bytes = b""  # i32
     golden_mode: str = ""  # "" | "force" | "draft"
     golden_acceptance: float = 1.0
+    image_urls: list[str] = field(default_factory=list)  # per image; "": its bytes are the attachment. []: all are
 
 
 @message(12)
@@ -112,10 +130,14 @@ class AbortByName(Message):
 
 @message(14)
 class ScaleVision(Message):
-    """`Control.ScaleVision`. Answered with `ScaleVisionOutcome`, and passed on to the supervisor."""
+    """`Control.ScaleVision`. Answered with `ScaleVisionOutcome`, and passed on to the supervisor.
+
+    From `replicas` to `replicas_max` vision workers as the load asks for; None: exactly `replicas`.
+    """
 
     query_id: int
     replicas: int
+    replicas_max: int | None = None
 
 
 @message(15)
@@ -180,12 +202,34 @@ class Rejected(Message):
 
 @message(23)
 class ImageReady(Message):
-    """The pixels of one image are in."""
+    """The pixels of one image are in. `stages`: how long each took; `cached`: they had been made before."""
 
     seq_id: int
     image_index: int
     num_tokens: int
-    process_s: float
+    process_s: float  # decoding included
+    cached: bool = False
+    stages: ImageStages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStages:
+    """Where a picture's time went, in seconds. 0 for what did not happen."""
+
+    fetch_s: float = 0.0  # from a URL
+    queue_s: float = 0.0  # known by its header, waiting for a vision worker
+    decode_s: float = 0.0
+    process_s: float = 0.0  # from upright RGB to tensors
+    transport_s: float = 0.0  # on the bus and waiting for room in the arena
+
+
+@message(29)
+class ImageEncoded(Message):
+    """A worker has the embeddings of one image, and computed them for so long; 0: an equal picture had left them."""
+
+    seq_id: int
+    image_index: int
+    encode_s: float
 
 
 @message(24)
@@ -272,6 +316,7 @@ class ScaleVisionOutcome(Message):
     replicas: int
     refused: str
     is_out_of_range: bool = False  # it was refused for the number asked for, not for what the server can do now
+    replicas_max: int | None = None  # as in `ScaleVision`
 
 
 @message(27)
@@ -293,6 +338,7 @@ class Peers(Message):
     peers: list[PeerRow]
     vision_target: int
     vision_pending: str
+    vision_scale_events: dict[str, int] = field(default_factory=dict)  # as in `VisionPool`
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,95 +366,6 @@ class Shutdown(Message):
     why: str
 
 
-# --- vision worker -> controller ----------------------------------------------------------------------------------
-
-
-@message(50)
-class VisionHello(Message):
-    """A vision worker is up; `segment` is the shared-memory segment that it alone allocates from."""
-
-    node: str
-    pid: int
-    segment: str
-
-
-@message(51)
-class Credit(Message):
-    """The worker can take this many more jobs."""
-
-    jobs: int
-
-
-@message(52)
-class Shape(Message):
-    """From the header alone: the exact token ids that take the place of this image's mark."""
-
-    seq_id: int
-    image_index: int
-    epoch: int
-    expansion: bytes  # i32
-
-
-@message(53)
-class Pixels(Message):
-    """The image's tensors are in the arena; the slab is the controller's until it sends `Release`."""
-
-    seq_id: int
-    image_index: int
-    epoch: int
-    pixels: PixelsRef
-    process_s: float
-
-
-@message(54)
-class ImageFailed(Message):
-    """The image cannot be used. `cause` is a short stable word ("truncated", "too_large", ...), `detail` a sentence."""
-
-    seq_id: int
-    image_index: int
-    epoch: int
-    cause: str
-    detail: str
-
-
-@message(55)
-class Goodbye(Message):
-    """A drained worker has nothing left, holds no slab, and exits."""
-
-
-# --- controller -> vision worker ----------------------------------------------------------------------------------
-
-
-@message(60)
-class Job(Message):
-    """Process one image; its bytes are the attachment. `epoch` counts the attempts at this image."""
-
-    seq_id: int
-    image_index: int
-    epoch: int
-
-
-@message(61)
-class Cancel(Message):
-    """Nobody wants this image any more. Harmless when it is done already."""
-
-    seq_id: int
-    image_index: int
-    epoch: int
-
-
-@message(62)
-class Release(Message):
-    """The slab at this byte offset of the worker's segment is free again."""
-
-    slab: int
-
-
-@message(63)
-class Drain(Message):
-    """Take no more jobs; finish those in hand, wait for all slabs to come back, say goodbye, exit."""
-
-
 # --- supervisor <-> controller ------------------------------------------------------------------------------------
 
 
@@ -434,6 +391,9 @@ class VisionPool(Message):
 
     target: int
     pending: str
+    fewest: int = 0  # what the load decides within; equal where it decides nothing
+    most: int = 0
+    scale_events: dict[str, int] = field(default_factory=dict)  # "up_load", "down_asked", ...: changes of the target
 
 
 @message(73)
@@ -445,9 +405,10 @@ class DrainVision(Message):
 
 @message(74)
 class VisionTarget(Message):
-    """Controller -> supervisor: someone asked for this many vision workers."""
+    """Controller -> supervisor: someone asked for this many vision workers, or for a range. As in `ScaleVision`."""
 
     replicas: int
+    replicas_max: int | None = None
 
 
 @message(75)
@@ -460,3 +421,21 @@ class PeerStuck(Message):
     name: str
     pid: int
     why: str
+
+
+@message(76)
+class VisionLoad(Message):
+    """Controller -> supervisor, twice a second: how long a picture that came now would wait."""
+
+    queued: int  # pictures that wait for a vision worker
+    in_hand: int
+    workers: int  # that take jobs
+    wait_s: float  # predicted: seconds of work, waiting and in hand, over the workers (or over one, if there is none)
+    done: int = 0  # pictures that left the hands of vision workers since the load before this one
+
+
+@message(77)
+class VisionJoined(Message):
+    """Controller -> supervisor: this vision worker is up, so that whatever ends it was no failed start."""
+
+    name: str

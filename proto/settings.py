@@ -58,6 +58,13 @@ class ControllerSettings(Settings):
     draft_method: str = "none"  # "none" | "ngram" | "mtp"
     max_draft_tokens: int = 0  # per sequence and step
     tail_tokens: int = 0  # tokens before each row that the model looks back on (n-gram embeddings)
+    image_job_timeout_s: float = 20.0  # a vision worker with one picture in hand for longer hangs
+    image_bytes_max: int = 512 * 2**20  # of files that wait for their pixels; more pictures are refused
+    pixel_cache_bytes: int = 256 * 2**20  # of tensors kept for the next request with the same picture
+    image_file_bytes_max: int = 20 * 2**20  # of one picture that is fetched
+    fetch_timeout_s: float = 5.0  # of one picture, redirects included
+    image_mark_id: int | None = None  # stands for an image in a request; None: the image token
+    atomic_images: bool = False  # an image's tokens that follow one another come in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class WorkerSettings(Settings):
     log_level: str = "info"
     draft_method: str = "none"  # "mtp": the checkpoint's draft head is loaded
     max_draft_tokens: int = 0
+    embedding_cache_bytes: int = 256 * 2**20  # of pictures' embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,10 @@ class VisionWorkerSettings(Settings):
     nice: int = 10
     node: str = "local"
     log_level: str = "info"
+    allow_urls: bool = False
+    allowed_domains: list[str] = field(default_factory=list)
+    max_redirects: int = 0
+    fetch_timeout_s: float = 5.0  # of one picture, redirects included
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +144,10 @@ class GatewaySettings(Settings):
     grammar_bytes_max: int = 256 * 1024
     sequences_max: int = 16  # `n` of one request
     logprobs_max: int = 20  # alternatives
+    allow_urls: bool = False
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None  # None: no metrics are served
+    metrics_of_engine: bool = True  # those of the whole server among them
+    image_mark_id: int | None = None  # stands for an image in a prompt; None: the image token
+    image_mark_before: str = ""  # what a prompt's text gets before each mark
+    image_mark_after: str = ""

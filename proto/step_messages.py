@@ -38,6 +38,16 @@ class StepResult(Message):
     num_drafts: bytes = b""  # i32 [num_sampling]: proposals for what follows each row that samples
     draft_tokens: bytes = b""  # i32 [sum(num_drafts)]
     draft_confidences: bytes = b""  # f32 [sum(num_drafts)]: what the draft head gives each, a probability
+    encoded: list[EncodedRow] = field(default_factory=list)  # images first used by their sequence, or encoded again
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow:
+    """The embeddings of one image were computed, or found."""
+
+    seq_id: int
+    image_index: int
+    encode_s: float  # 0: found, from an equal picture
 
 
 @message(32)
@@ -114,6 +124,7 @@ class StepPlan(Message):
     state_slots: bytes = b""  # i32 [num_seqs]: where each keeps its fixed-size state. b"": the model has none
     state_from: bytes = b""  # i32 [num_seqs]: the block after which the state is taken up; -1: the slot's own
     tail_ids: bytes = b""  # i32 [num_seqs * n]: the n tokens before each row, oldest first; -1: before the start
+    position_shifts: bytes = b""  # i32 [num_seqs]: tokens less rope positions of the pictures before each row. b"": 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,7 @@ class ImageRow:
     embed_start: int
     embed_count: int
     pixels: PixelsRef
+    content_hash: bytes = b""  # equal for equal pictures; b"": not known
 
 
 @message(43)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from airside.cluster.config.byte_size import format_bytes, parse_bytes
+from airside.vision_workers.fetch.guard import normalize_entry
 
 
 def _none_to_auto(value: object) -> object:
@@ -55,6 +56,7 @@ def _ray_address(value: str) -> str:
 
 
 MIB = 2**20
+PORT_MAX = 65_535
 
 _BYTES_SCHEMA: dict[str, Any] = {
     "anyOf": [{"type": "string", "examples": ["64MiB"]}, {"type": "integer", "minimum": 1}]
@@ -186,32 +188,71 @@ class VisionLimits(Block):
     max_bytes: Bytes = Field(default=20 * MIB, description="size of one image file")
     max_pixels: Count = Field(default=64_000_000, description="width times height of one image")
     max_aspect: float = Field(default=200.0, ge=1, description="the longer side divided by the shorter")
+    max_waiting_bytes: Bytes = Field(
+        default=512 * MIB, description="image files of all requests that wait for their pixels; more is refused for now"
+    )
+
+
+class AutoscalingBlock(Block):
+    """How many vision workers there are. `airside scale vision` overrides it."""
+
+    min_replicas: int = Field(default=1, ge=0, description="the fewest, and as many at the start")
+    max_replicas: Count = Field(default=4, description="the most, also for `airside scale vision`")
+    target_media_wait_ms: float = Field(
+        default=50.0, gt=0, description="the wait of a picture for a vision worker above which there are too few"
+    )
+    upscale_delay_s: float = Field(default=3.0, ge=0, description="for so long before some are added")
+    downscale_delay_s: float = Field(default=60.0, ge=0, description="fewer would do for so long before some go")
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) must not exceed max_replicas ({self.max_replicas})")
+        return self
+
+
+class VisionCache(Block):
+    """What is kept of pictures for the next request with the same one."""
+
+    pixels: Bytes = Field(default=128 * MIB, description="tensors in shared memory, a part of the arenas")
+    embeddings: Bytes = Field(default=128 * MIB, description="embeddings in each worker rank")
+
+
+class MediaBlock(Block):
+    """Pictures that the server fetches itself."""
+
+    allow_urls: bool = Field(default=False, description="whether requests may name pictures by URL")
+    allowed_domains: list[Annotated[str, AfterValidator(normalize_entry)]] = Field(
+        default=[],
+        description="hosts that may be fetched from; *.example.org: all below. Empty: none. Private addresses must be "
+        "listed as such, beside the names that stand for them",
+    )
+    max_redirects: int = Field(default=0, ge=0, le=10, description="redirects that are followed, each checked again")
+    timeout_s: float = Field(default=5.0, gt=0, description="time to fetch one picture, redirects included")
 
 
 class VisionBlock(Block):
     """The image preprocessing workers. Unused by text models."""
 
-    replicas: int = Field(default=1, ge=0, description="vision workers at the start")
-    max_replicas: Count = Field(default=4, description="the most that `airside scale vision` may ask for")
+    autoscaling_config: AutoscalingBlock = Field(default=AutoscalingBlock(), description="how many there are")
     actor_options: ActorOptions = Field(default=ActorOptions(), description="what Ray reserves for each")
     arena: Bytes = Field(default=256 * MIB, description="shared memory of each vision worker, for pixels in flight")
+    cache: VisionCache = Field(default=VisionCache(), description="what is kept of pictures")
+    job_timeout_s: float = Field(
+        default=20.0, gt=0, description="a vision worker with one picture for longer counts as hung, and is replaced"
+    )
     limits: VisionLimits = Field(default=VisionLimits(), description="which images are refused")
     background: str = Field(
         default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", description="colour behind transparent pixels"
     )
-
-    @model_validator(mode="after")
-    def _replicas_within_max(self) -> Self:
-        if self.replicas > self.max_replicas:
-            raise ValueError(f"replicas ({self.replicas}) must not exceed max_replicas ({self.max_replicas})")
-        return self
+    media: MediaBlock = Field(default=MediaBlock(), description="pictures that the server fetches itself")
 
 
 class GrpcBlock(Block):
     """The public gRPC server."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; there is no authentication")
-    port: int = Field(default=50051, ge=0, le=65_535, description="0: any free port, printed when ready")
+    port: int = Field(default=50051, ge=0, le=PORT_MAX, description="0: any free port, printed when ready")
     gateways: Count = Field(default=1, description="gateway processes that share the port")
     max_message: Bytes = Field(default=64 * MIB, description="the largest request")
     reflection: bool = Field(default=True, description="let tools such as grpcurl discover the API")
@@ -224,14 +265,29 @@ class GrammarBlock(Block):
     max_bytes: Bytes = Field(default=256 * 1024, description="size of one")
 
 
+class MetricsBlock(Block):
+    """Prometheus metrics over HTTP."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=9090, ge=0, le=PORT_MAX, description="of the first gateway; the next follow; 0: none")
+
+
 class ServerBlock(Block):
     """How clients reach the server, what they may bring, and how it stops."""
 
     grpc: GrpcBlock = Field(default=GrpcBlock(), description="the gRPC server")
     grammar: GrammarBlock = Field(default=GrammarBlock(), description="limits of structured output")
+    metrics: MetricsBlock = Field(default=MetricsBlock(), description="the metrics server")
     shutdown_timeout_s: float = Field(
         default=30.0, ge=0, description="time that running requests get to end on a shutdown"
     )
+
+    @model_validator(mode="after")
+    def _metrics_ports_exist(self) -> Self:
+        last = self.metrics.port + self.grpc.gateways - 1
+        if self.metrics.port and last > PORT_MAX:
+            raise ValueError(f"metrics.port ({self.metrics.port}) of the last gateway would be {last}, over {PORT_MAX}")
+        return self
 
 
 class ClusterBlock(Block):

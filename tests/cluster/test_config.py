@@ -34,11 +34,20 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert config.model.dtype is None
 
 
+def test_every_gateway_has_a_port_for_metrics_or_none_has(tmp_path: Path) -> None:
+    text = "server:\n  grpc: {{gateways: 3}}\n  metrics: {{port: {}}}\n"
+    assert problems(write(tmp_path, text.format(65534))) == [
+        "line 1: server: metrics.port (65534) of the last gateway would be 65536, over 65535"
+    ]
+    assert load_config(write(tmp_path, text.format(65533)), {}).server.metrics.port == 65533
+    assert load_config(write(tmp_path, text.format(0)), {}).server.metrics.port == 0
+
+
 def test_every_problem_is_named_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "model:\n  sorce: demo\n  dtype: int8\nengine:\n  max_num_seqs: '8'\n  kv_cache_memory: 12potatoes\n"
-        "  enable_chunked_prefill: 1\nvision:\n  replicas: 9\n",
+        "  enable_chunked_prefill: 1\nvision:\n  autoscaling_config: {min_replicas: 9}\n",
     )
     assert problems(path) == [
         "line 2: model.sorce: unknown key; did you mean source?",
@@ -46,7 +55,7 @@ def test_every_problem_is_named_at_once_in_the_order_of_lines(tmp_path: Path) ->
         "line 5: engine.max_num_seqs: input should be a valid integer, not '8'",
         'line 6: engine.kv_cache_memory: must be a number of bytes with a unit, such as "64MiB"',
         "line 7: engine.enable_chunked_prefill: input should be a valid boolean, not 1",
-        "line 8: vision: replicas (9) must not exceed max_replicas (4)",
+        "line 9: vision.autoscaling_config: min_replicas (9) must not exceed max_replicas (4)",
     ]
 
 

@@ -89,11 +89,23 @@ def test_a_text_model_has_no_vision_workers() -> None:
     assert plan().controller().vision_target == 0
 
 
+def test_each_gateway_serves_metrics_and_the_first_those_of_the_engine_too() -> None:
+    def served(port: int) -> list[tuple[int | None, bool]]:
+        made = plan({"server": {"grpc": {"gateways": 3}, "metrics": {"port": port}}})
+        return [(gateway.metrics_port, gateway.metrics_of_engine) for gateway in made.gateways()]
+
+    assert served(9100) == [(9100, True), (9101, False), (9102, False)]
+    assert served(0) == [(None, True), (None, False), (None, False)]
+
+
 def test_our_own_ray_has_room_for_what_starts_first() -> None:
-    vision = {"replicas": 3, "actor_options": {"num_cpus": 0.5, "resources": {"slot": 2.0}}}
+    vision = {"autoscaling_config": {"min_replicas": 3}, "actor_options": {"num_cpus": 0.5, "resources": {"slot": 2.0}}}
     made = plan({"engine": {"tensor_parallel_size": 2}, "vision": vision}, image_token_id=5)
     assert made.num_cpus == 4  # 2 ranks and 1.5 for vision
     assert made.resources == {"slot": 6.0}
+    vision["autoscaling_config"] = {"min_replicas": 0}  # the first one comes with the first picture
+    made = plan({"engine": {"tensor_parallel_size": 2}, "vision": vision}, image_token_id=5)
+    assert (made.vision_replicas, made.num_cpus, made.resources) == (0, 3, {"slot": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -166,3 +178,15 @@ def test_gateways_are_told_what_requests_may_ask_for() -> None:
     (gateway,) = plan({"engine": {"limits": limits}, "server": {"grammar": grammar}}).gateways()
     assert (gateway.sequences_max, gateway.logprobs_max) == (2, 0)
     assert (gateway.grammar_timeout_s, gateway.grammar_bytes_max) == (0.5, 1024)
+
+
+def test_pictures_that_come_whole_must_fit_a_step() -> None:
+    facts = {"image_token_id": 5, "image_mark_id": 6, "image_mark_text": ("\n", "\n\n"), "atomic_image_tokens": 256}
+    made = plan({"engine": {"max_num_batched_tokens": 256}}, **facts)
+    assert (made.controller().image_mark_id, made.controller().atomic_images) == (6, True)
+    [gateway] = made.gateways()
+    assert (gateway.image_mark_id, gateway.image_mark_before, gateway.image_mark_after) == (6, "\n", "\n\n")
+    with pytest.raises(LaunchError, match=r"engine\.max_num_batched_tokens is 255, .* set it to 256 or more"):
+        plan({"engine": {"max_num_batched_tokens": 255}}, **facts)
+    other = plan(image_token_id=5)
+    assert (other.controller().image_mark_id, other.controller().atomic_images) == (None, False)
