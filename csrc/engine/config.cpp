@@ -54,6 +54,16 @@ void AtLeast(std::int64_t least, std::int64_t value, const char* name) {
   }
 }
 
+void InVocabulary(std::optional<TokenId> token, const EngineConfig& config, const char* name) {
+  if (!token) return;
+  AtLeast(0, *token, name);
+  if (config.vocab_size && *token >= *config.vocab_size) {
+    throw std::invalid_argument(std::string(name) + " is " + std::to_string(*token) +
+                                ", but must be below vocab_size " +
+                                std::to_string(*config.vocab_size));
+  }
+}
+
 }  // namespace
 
 std::int64_t EngineConfig::SequenceTokensMax() const {
@@ -75,12 +85,10 @@ void Validate(const EngineConfig& config) {
   AtLeast(0, config.num_state_slots, "num_state_slots");
   AtLeast(0, config.tail_tokens, "tail_tokens");
   if (config.vocab_size) AtLeast(1, *config.vocab_size, "vocab_size");
-  if (!config.image_token_id) return;
-  AtLeast(0, *config.image_token_id, "image_token_id");
-  if (config.vocab_size && *config.image_token_id >= *config.vocab_size) {
-    throw std::invalid_argument("image_token_id is " + std::to_string(*config.image_token_id) +
-                                ", but must be below vocab_size " +
-                                std::to_string(*config.vocab_size));
+  InVocabulary(config.image_token_id, config, "image_token_id");
+  InVocabulary(config.image_mark_id, config, "image_mark_id");
+  if (config.image_mark_id && !config.image_token_id) {
+    throw std::invalid_argument("there is an image_mark_id, but no image_token_id");
   }
 }
 

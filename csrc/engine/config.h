@@ -43,6 +43,8 @@ struct EngineConfig {
   int num_state_slots = 0;   // 0: the model keeps no fixed-size state
   int tail_tokens = 0;       // tokens before each row that the plan tells
   std::optional<TokenId> image_token_id;
+  std::optional<TokenId> image_mark_id;  // stands for an image in a request; none: the image token
+  bool atomic_images = false;  // an image's tokens that follow one another come in one step
   int max_queued_requests = 256;
   std::int64_t max_queued_tokens = 200'000;
   std::optional<TokenId> vocab_size;  // token ids are in [0, vocab_size); none: unchecked
@@ -57,6 +59,13 @@ struct EngineConfig {
   int WatermarkBlocks() const { return (num_blocks + 99) / 100; }
 
   int StepsInFlightMax() const { return async_scheduling ? 2 : 1; }
+
+  std::optional<TokenId> MarkId() const { return image_mark_id ? image_mark_id : image_token_id; }
+
+  // A token that only requests and their images may bring: it would be taken for an image.
+  bool StandsForImage(TokenId token) const {
+    return token == image_token_id || token == image_mark_id;
+  }
 };
 
 // Throws std::invalid_argument naming the first value that makes no sense.

@@ -111,7 +111,7 @@ void Drafter::Learn(Sequence& sequence, std::int32_t num_verified,
 
 // A picture's token would be taken for a picture, a negative one for a place in the step before.
 bool Drafter::MayFollow(TokenId token) const {
-  if (token < 0 || token == config_.image_token_id) return false;
+  if (token < 0 || config_.StandsForImage(token)) return false;
   return !config_.vocab_size || token < *config_.vocab_size;
 }
 

@@ -63,19 +63,15 @@ std::optional<Rejection> Engine::FindQueueFull(const Request& request) const {
   return std::nullopt;
 }
 
-bool Engine::SetShape(SeqId seq_id, int image_index, std::vector<TokenId> expansion) {
-  if (expansion.empty()) throw std::invalid_argument("an expansion needs at least one token");
-  if (auto fault = FindStranger("expansion", expansion, config_)) {
-    throw std::invalid_argument(*fault);
-  }
+bool Engine::SetShape(SeqId seq_id, int image_index, ImageShape shape) {
+  if (auto fault = airside::FindFault(shape, config_)) throw std::invalid_argument(*fault);
   Sequence* const sequence = FindImage(seq_id, image_index);
   if (sequence == nullptr) return false;
   Image& image = sequence->input.images[image_index];
   if (image.state != Image::State::kShapeUnknown) return false;
 
   scheduler_.Withdraw(*sequence);
-  image.state = Image::State::kPixelsPending;
-  image.expansion = std::move(expansion);
+  image.TakeShape(std::move(shape));
   if (sequence->ShapesKnown()) ExpandPrompt(sequence->input);
   scheduler_.Enqueue(*sequence);
 
@@ -83,6 +79,12 @@ bool Engine::SetShape(SeqId seq_id, int image_index, std::vector<TokenId> expans
     const auto num_tokens = static_cast<std::int64_t>(sequence->input.prompt.size());
     if (auto misfit = FindMisfit(num_tokens, config_)) {
       End(*sequence, {Status::kFinishedIgnored, std::move(misfit->detail)});
+    } else if (const std::int32_t longest = sequence->LongestWholeImage();
+               longest > config_.max_num_batched_tokens) {
+      End(*sequence,
+          {Status::kFinishedIgnored, "an image takes " + std::to_string(longest) +
+                                         " tokens in one step, but a step has " +
+                                         std::to_string(config_.max_num_batched_tokens)});
     }
   }
   return true;

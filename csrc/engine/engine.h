@@ -58,10 +58,10 @@ class Engine {
   // Takes a request in, or says why not.
   std::optional<Rejection> Add(Request request, Seconds now);
 
-  // The tokens that take the place of an image's mark, and then the news that its pixels are in.
-  // Both false, with nothing changed, when the sequence is not live or this is known already.
-  // std::invalid_argument: there is no such image, no token, or no shape yet.
-  bool SetShape(SeqId seq_id, int image_index, std::vector<TokenId> expansion);
+  // What an image becomes in the prompt, and then the news that its pixels are in. Both false, with
+  // nothing changed, when the sequence is not live or this is known already.
+  // std::invalid_argument: there is no such image, a shape with a fault, or no shape yet.
+  bool SetShape(SeqId seq_id, int image_index, ImageShape shape);
   bool SetReady(SeqId seq_id, int image_index);
 
   // The grammar of a structured sequence is built: it may sample. To be said again after the

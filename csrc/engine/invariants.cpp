@@ -103,7 +103,7 @@ void CheckDue(const Sequence& sequence, const Dues& dues) {
   Require(sequence.output.num_scores_pending == due.scores, sequence, "its records are miscounted");
 }
 
-void CheckImages(const Sequence& sequence, std::optional<TokenId> image_token_id) {
+void CheckImages(const Sequence& sequence, const EngineConfig& config) {
   const Sequence::Input& input = sequence.input;
   const bool expanded = sequence.ShapesKnown();
   std::int32_t last_end = 0;
@@ -114,7 +114,7 @@ void CheckImages(const Sequence& sequence, std::optional<TokenId> image_token_id
     Require(image.expansion.empty() != has_expansion, sequence,
             "an expansion is missing, or left over");
     if (!expanded) {
-      Require(input.prompt[image.begin] == image_token_id, sequence, "an image without its mark");
+      Require(input.prompt[image.begin] == config.MarkId(), sequence, "an image without its mark");
     }
     last_end = image.end;
   }
@@ -215,6 +215,8 @@ void CheckStep(const Step& step, const EngineConfig& config) {
     const Sequence& sequence = *row.sequence;
     Require(row.num_new > row.NumDrafts(), sequence, "a row of nothing but drafts");
     Require(row.first_draft == num_drafts, sequence, "drafts out of order");
+    const std::int32_t end = row.KnownEnd();
+    Require(sequence.WholeImagesEnd(end) == end, sequence, "a row that ends inside an image");
     num_tokens += row.num_new;
     num_positions += row.num_sampled;
     num_drafts += row.NumDrafts();
@@ -239,7 +241,7 @@ void Engine::Check() const {
   for (const auto& [id, sequence] : live_) {
     Require(sequence->request.id == id, *sequence, "known by another's id");
     Require(!IsFinal(sequence->status()), *sequence, "ended, but still here");
-    CheckImages(*sequence, config_.image_token_id);
+    CheckImages(*sequence, config_);
     CheckProgress(*sequence, config_);
     CheckDue(*sequence, dues);
     CheckKeys(*sequence, scheduler_.blocks(), config_);

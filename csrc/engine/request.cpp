@@ -51,7 +51,7 @@ std::optional<Rejection> FindGoldenFault(const Request& request, const EngineCon
   if (auto fault = FindStranger("golden_tokens", golden.tokens, config)) return Invalid(*fault);
   // A negative one would be taken for a place in the step before, the image token for a picture.
   for (std::size_t i = 0; i < golden.tokens.size(); ++i) {
-    if (golden.tokens[i] >= 0 && golden.tokens[i] != config.image_token_id) continue;
+    if (golden.tokens[i] >= 0 && !config.StandsForImage(golden.tokens[i])) continue;
     return Invalid("golden_tokens[" + std::to_string(i) + "] is " +
                    std::to_string(golden.tokens[i]) + ", which no model makes");
   }
@@ -72,6 +72,9 @@ std::optional<Rejection> FindImageFault(const Request& request, const EngineConf
     if (request.image_positions.empty()) return std::nullopt;
     return Invalid("the model takes no images");
   }
+  const TokenId mark_id = *config.MarkId();
+  const std::string mark =
+      (config.image_mark_id ? "the image mark " : "the image token ") + std::to_string(mark_id);
   std::int64_t last = -1;
   for (const std::int32_t position : request.image_positions) {
     const std::string named = "image position " + std::to_string(position);
@@ -80,18 +83,23 @@ std::optional<Rejection> FindImageFault(const Request& request, const EngineConf
       return Invalid(named + " is outside the prompt of " + std::to_string(tokens.size()) +
                      " tokens");
     }
-    if (tokens[position] != *config.image_token_id) {
-      return Invalid(named + " holds token " + std::to_string(tokens[position]) +
-                     " and not the image token " + std::to_string(*config.image_token_id));
+    if (tokens[position] != mark_id) {
+      return Invalid(named + " holds token " + std::to_string(tokens[position]) + " and not " +
+                     mark);
     }
     last = position;
   }
-  const auto marks = std::count(tokens.begin(), tokens.end(), *config.image_token_id);
+  const auto marks = std::count(tokens.begin(), tokens.end(), mark_id);
   if (static_cast<std::size_t>(marks) != request.image_positions.size()) {
-    return Invalid("the prompt holds the image token " + std::to_string(marks) + " times for " +
+    return Invalid("the prompt holds " + mark + " " + std::to_string(marks) + " times for " +
                    std::to_string(request.image_positions.size()) + " images");
   }
-  return std::nullopt;
+  if (mark_id == *config.image_token_id) return std::nullopt;
+  const auto at = std::find(tokens.begin(), tokens.end(), *config.image_token_id);
+  if (at == tokens.end()) return std::nullopt;
+  return Invalid("token_ids[" + std::to_string(at - tokens.begin()) + "] is " +
+                 std::to_string(*at) + ", which only images bring; write " + mark +
+                 " in the place of an image");
 }
 
 }  // namespace

@@ -71,9 +71,11 @@ struct Request {
   std::int64_t min_tokens = 0;
   std::vector<TokenId> stop_token_ids;
   Sampling sampling;
-  std::string user;                     // users get equal shares
-  std::string cache_salt;               // blocks are shared among requests of the same salt
-  std::vector<ImageHash> image_hashes;  // one per image; empty: pictures are shared with nobody
+  std::string user;        // users get equal shares
+  std::string cache_salt;  // blocks are shared among requests of the same salt
+  // One per image, none where it comes with the shape, or never: such a picture is shared with
+  // nobody. Empty: none of all.
+  std::vector<std::optional<ImageHash>> image_hashes;
   LogitRules logit_rules;
   std::int32_t logprobs = -1;         // alternatives with each token's log-probability; -1: none
   std::int32_t prompt_logprobs = -1;  // likewise for the prompt

@@ -67,23 +67,26 @@ void Scheduler::SelectRows(Planning& planning) {
   if (planning.step.rows.empty() || !config_.prefill_first) SelectDecodes(planning);
 }
 
-// Without chunking, a prompt that does not fit beside the decodes would wait until none is left.
-bool Scheduler::PromptsComeFirst() const {
+// A whole prompt, or a whole image of one, that does not fit beside the decodes would wait until
+// none is left. Where that is about images, what the decodes may draft counts too.
+bool Scheduler::PromptsComeFirst() {
   if (config_.prefill_first) return true;
-  if (config_.enable_chunked_prefill) return false;
-  const Sequence* prompt = queue_.Front(config_.strict_fifo);
-  std::int32_t num_decodes = 0;
-  for (const Sequence* sequence : running_) {
+  if (config_.enable_chunked_prefill && !config_.atomic_images) return false;
+  Sequence* prompt = queue_.Front(config_.strict_fifo);
+  std::int64_t beside = config_.max_num_batched_tokens;
+  for (Sequence* sequence : running_) {
     if (!sequence->Schedulable()) continue;
     if (sequence->Decoding()) {
-      ++num_decodes;
+      const bool may_draft = config_.atomic_images && sequence->TakesDrafts();
+      beside -= 1 + (may_draft ? std::int64_t{sequence->draft.tokens_max} : 0);
     } else if (prompt == nullptr || prompt->status() == Status::kWaiting) {
       prompt = sequence;
     }
   }
   if (prompt == nullptr) return false;
-  return NextChunk(prompt->ReadyLength() - prompt->NumPlanned(),
-                   config_.max_num_batched_tokens - num_decodes) == 0;
+  // In chunks, text goes on as soon as a token is left for it.
+  if (config_.enable_chunked_prefill) beside = std::max<std::int64_t>(beside, 1);
+  return NextChunk(*prompt, FirstToCompute(*prompt), beside) == 0;
 }
 
 void Scheduler::SelectDecodes(Planning& planning) {
@@ -106,8 +109,7 @@ void Scheduler::SelectPrompts(Planning& planning) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (InStep(sequence, planning.step) || sequence.Decoding() || !sequence.Schedulable()) continue;
-    const std::int32_t remaining = sequence.ReadyLength() - sequence.NumPlanned();
-    const std::int32_t num_new = NextChunk(remaining, planning.tokens_left);
+    const std::int32_t num_new = NextChunk(sequence, sequence.NumPlanned(), planning.tokens_left);
     if (num_new == 0) return;
     TryRow(sequence, num_new, planning);
   }
@@ -131,7 +133,7 @@ bool Scheduler::Admit(Sequence& sequence, Planning& planning) {
   if (!sequence.cache.blocks.empty() && hit_tokens > sequence.NumPlanned()) TradeIn(sequence);
   const bool starts = sequence.cache.blocks.empty();
   const std::int32_t begin = starts ? hit_tokens : sequence.NumPlanned();
-  const std::int32_t num_new = NextChunk(sequence.ReadyLength() - begin, planning.tokens_left);
+  const std::int32_t num_new = NextChunk(sequence, begin, planning.tokens_left);
   if (num_new == 0) return false;
   const auto lacks_slot = [&] {
     return starts && slots_.num_slots() > 0 && slots_.num_free() == 0;
@@ -191,13 +193,25 @@ void Scheduler::Start(Sequence& sequence, std::vector<BlockId> shared, std::int3
   AddRow(sequence, num_new, planning).state_from = state_from;
 }
 
-// How many of the remaining tokens the sequence would compute next; 0: none with so few left in the
+// Where a prompt would go on if it got a row now: behind what it has, or what the cache has for it.
+std::int32_t Scheduler::FirstToCompute(Sequence& sequence) {
+  if (sequence.status() != Status::kWaiting) return sequence.NumPlanned();
+  const auto num_hits = static_cast<std::int32_t>(prefixes_.FindHits(sequence).size());
+  return std::max(num_hits * config_.block_size, sequence.NumPlanned());
+}
+
+// How many tokens the sequence would compute next, from `begin` on; 0: none with so few left in the
 // step. With chunking off it is all of them, or a whole step's worth where all would not fit any
-// step.
-std::int32_t Scheduler::NextChunk(std::int32_t remaining, std::int32_t tokens_left) const {
-  if (config_.enable_chunked_prefill) return std::min(remaining, tokens_left);
-  const std::int32_t whole = std::min(remaining, config_.max_num_batched_tokens);
-  return whole <= tokens_left ? whole : 0;
+// step. It ends before an image that would be split; an image fits any step (Engine::SetShape).
+std::int32_t Scheduler::NextChunk(const Sequence& sequence, std::int32_t begin,
+                                  std::int64_t tokens_left) const {
+  const std::int64_t most =
+      config_.enable_chunked_prefill ? tokens_left : config_.max_num_batched_tokens;
+  if (most <= 0) return 0;
+  const std::int32_t remaining = sequence.ReadyLength() - begin;
+  const auto end = begin + static_cast<std::int32_t>(std::min<std::int64_t>(remaining, most));
+  const std::int32_t num_new = std::max(sequence.WholeImagesEnd(end) - begin, 0);
+  return num_new <= tokens_left ? num_new : 0;
 }
 
 int Scheduler::BlocksMissing(const Sequence& sequence, std::int32_t num_new) const {

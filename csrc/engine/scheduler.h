@@ -94,9 +94,11 @@ class Scheduler {
   void TradeIn(Sequence& sequence);
   void Start(Sequence& sequence, std::vector<BlockId> shared, std::int32_t num_new,
              Planning& planning);
-  bool PromptsComeFirst() const;
+  bool PromptsComeFirst();
 
-  std::int32_t NextChunk(std::int32_t remaining, std::int32_t tokens_left) const;
+  std::int32_t FirstToCompute(Sequence& sequence);
+  std::int32_t NextChunk(const Sequence& sequence, std::int32_t begin,
+                         std::int64_t tokens_left) const;
   int BlocksMissing(const Sequence& sequence, std::int32_t num_new) const;
 
   bool TryRow(Sequence& sequence, std::int32_t num_new, Planning& planning);

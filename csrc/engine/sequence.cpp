@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -11,14 +10,6 @@
 
 namespace airside {
 namespace {
-
-// Without a hash, a picture is like no other: it stands for its place in its own sequence.
-std::uint64_t ContentOfImage(const Request& request, std::uint64_t serial, std::size_t index) {
-  if (request.image_hashes.empty()) return Scramble(Scramble(~serial) + index);
-  std::uint64_t halves[2];
-  std::memcpy(halves, request.image_hashes[index].data(), sizeof(halves));
-  return Scramble(Scramble(halves[0]) ^ halves[1]);
-}
 
 std::int32_t DraftTokensMax(const Request& request, const EngineConfig& config) {
   // What is forced is no guess: it fills what the step leaves.
@@ -38,14 +29,39 @@ bool Sequence::ShapesKnown() const {
 
 std::int32_t Sequence::ReadyLength() const {
   // Computing the last token samples the next one, for which the grammar is needed.
-  const std::int32_t all =
-      VirtualLength() - (structured.wanted && !structured.grammar_ready ? 1 : 0);
+  const bool lacks_grammar = structured.wanted && !structured.grammar_ready;
+  const std::int32_t all = lacks_grammar ? WholeImagesEnd(VirtualLength() - 1) : VirtualLength();
   if (input.images.empty()) return all;
   if (!ShapesKnown()) return 0;
   for (const Image& image : input.images) {
     if (image.state == Image::State::kPixelsPending) return std::min(image.begin, all);
   }
   return all;
+}
+
+std::int32_t Sequence::WholeImagesEnd(std::int32_t end) const {
+  if (!input.atomic_token || end >= PromptLength()) return end;
+  const auto is_part = [&](std::int32_t place) {
+    return input.prompt[place] == input.atomic_token;
+  };
+  for (const Image& image : input.images) {
+    if (end <= image.begin || image.end <= end || !is_part(end)) continue;
+    while (end > image.begin && is_part(end - 1)) --end;
+    return end;
+  }
+  return end;
+}
+
+std::int32_t Sequence::LongestWholeImage() const {
+  std::int32_t longest = 0;
+  for (const Image& image : input.images) {
+    std::int32_t length = 0;
+    for (std::int32_t place = image.begin; input.atomic_token && place < image.end; ++place) {
+      length = input.prompt[place] == input.atomic_token ? length + 1 : 0;
+      longest = std::max(longest, length);
+    }
+  }
+  return longest;
 }
 
 bool Sequence::TakesDrafts() const {
@@ -58,6 +74,14 @@ std::int32_t Sequence::NumImageTokens() const {
   std::int32_t total = 0;
   for (const Image& image : input.images) total += image.end - image.begin;
   return total;
+}
+
+std::int32_t Sequence::PositionShift(std::int32_t position) const {
+  std::int32_t shift = 0;
+  for (const Image& image : input.images) {
+    if (image.end <= position) shift += image.position_shift;
+  }
+  return shift;
 }
 
 void Sequence::AppendTokens(std::int32_t begin, std::int32_t end, std::vector<TokenId>& to) const {
@@ -89,11 +113,7 @@ std::uint64_t Sequence::ContentOf(std::int32_t position,
 Sequence MakeSequence(Request request, std::uint64_t serial, const EngineConfig& config) {
   Sequence sequence;
   for (std::size_t i = 0; i < request.image_positions.size(); ++i) {
-    const std::int32_t position = request.image_positions[i];
-    sequence.input.images.push_back({.expansion = {},
-                                     .begin = position,
-                                     .end = position + 1,
-                                     .content = ContentOfImage(request, serial, i)});
+    sequence.input.images.push_back(MakeImage(request, serial, i));
   }
   sequence.draft.tokens_max = DraftTokensMax(request, config);
   sequence.draft.golden = std::move(request.golden);
@@ -109,6 +129,7 @@ Sequence MakeSequence(Request request, std::uint64_t serial, const EngineConfig&
   sequence.input.prompt = std::move(request.token_ids);
   sequence.input.salt = std::move(request.cache_salt);
   sequence.input.logprobs = request.prompt_logprobs;
+  if (config.atomic_images) sequence.input.atomic_token = config.image_token_id;
   sequence.generation = {
       .tokens_max = request.max_tokens.value_or(std::numeric_limits<std::int64_t>::max()),
       .tokens_min = request.min_tokens,

@@ -9,24 +9,13 @@
 #include "engine/block_key.h"
 #include "engine/config.h"
 #include "engine/fair_shares.h"
+#include "engine/image.h"
 #include "engine/ngram_index.h"
 #include "engine/request.h"
 #include "engine/status.h"
 #include "engine/types.h"
 
 namespace airside {
-
-// One picture of a prompt. Its tokens are known before its pixels are.
-struct Image {
-  enum class State { kShapeUnknown, kPixelsPending, kReady };
-
-  State state = State::kShapeUnknown;
-  std::vector<TokenId> expansion;  // takes the place of the mark; empty again once it has
-  // The picture's tokens in the prompt are [begin, end): the mark at first, then the expansion.
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
-  std::uint64_t content = 0;  // equal for equal pictures, and for no others
-};
 
 // One request, from the day it is taken in until it has ended.
 //
@@ -50,7 +39,8 @@ struct Sequence {
     std::vector<TokenId> prompt;
     std::vector<Image> images;
     std::string salt;
-    std::int32_t logprobs = -1;  // of the prompt; as in the request
+    std::int32_t logprobs = -1;                // of the prompt; as in the request
+    std::optional<TokenId> atomic_token = {};  // runs of it in an image are computed in one step
   };
   struct Cache {                  // what recompute replaces whole
     std::vector<BlockId> blocks;  // exactly as many as NumPlanned() tokens need
@@ -131,6 +121,15 @@ struct Sequence {
   // Tokens [0, ReadyLength()) may be computed.
   std::int32_t ReadyLength() const;
 
+  // The last place, up to `end`, at which a row may end: `end` itself, or the first token of the
+  // run of image tokens that it would split. Tokens of such a run attend to one another, also to
+  // those ahead, so the step that computes the last of them computes all that the cache has not.
+  // What the cache has was computed in such a step, from the same picture: see ContentOf.
+  std::int32_t WholeImagesEnd(std::int32_t end) const;
+
+  // The longest such run; 0: rows may end anywhere.
+  std::int32_t LongestWholeImage() const;
+
   // Whether it will have ended, by its length, once the pending tokens are known.
   bool CertainToEnd() const {
     return schedule.num_pending > 0 && (NumMade() + schedule.num_pending >= generation.tokens_max ||
@@ -156,6 +155,9 @@ struct Sequence {
 
   // Tokens of the prompt that came from expansions.
   std::int32_t NumImageTokens() const;
+
+  // How many positions fewer than tokens the pictures take that end before a place.
+  std::int32_t PositionShift(std::int32_t position) const;
 
   // Appends tokens [begin, end) of prompt and output to `to`.
   void AppendTokens(std::int32_t begin, std::int32_t end, std::vector<TokenId>& to) const;

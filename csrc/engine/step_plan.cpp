@@ -62,6 +62,8 @@ class PlanBuilder {
       plan_.state_from.push_back(row.state_from);
     }
     if (config_.tail_tokens > 0) AddTail(row);
+    Set(plan_.position_shifts, plan_.seq_ids.size() - 1, sequence.PositionShift(row.begin), 0,
+        step_.rows.size());
   }
 
   void AddTokens(const Row& row) {

@@ -71,10 +71,11 @@ struct StepPlan {
   std::vector<std::int32_t> drafts_wanted;  // per row that is sampled
   std::vector<PromptScores> prompt_logprobs;
   std::vector<Opened> opened;
-  std::vector<SeqId> closed;              // comes before `opened`: an id may be used again
-  std::vector<std::int32_t> state_slots;  // per row
-  std::vector<BlockId> state_from;        // per row; -1: none
-  std::vector<TokenId> tail_ids;          // [rows * tail_tokens]; -1: before the start
+  std::vector<SeqId> closed;                  // comes before `opened`: an id may be used again
+  std::vector<std::int32_t> state_slots;      // per row
+  std::vector<BlockId> state_from;            // per row; -1: none
+  std::vector<TokenId> tail_ids;              // [rows * tail_tokens]; -1: before the start
+  std::vector<std::int32_t> position_shifts;  // per row: of the pictures before it
 };
 
 // `closed`: those opened before that have ended since the last plan.

@@ -28,7 +28,7 @@ std::optional<std::string> Differ(const char* column, std::size_t got, std::size
 std::optional<std::string> FindImpossible(std::span<const TokenId> sampled,
                                           const EngineConfig& config) {
   const auto at = std::find_if(sampled.begin(), sampled.end(), [&](TokenId token) {
-    return token == config.image_token_id || (config.vocab_size && token >= *config.vocab_size);
+    return config.StandsForImage(token) || (config.vocab_size && token >= *config.vocab_size);
   });
   if (at == sampled.end()) return std::nullopt;
   return "sampled[" + std::to_string(at - sampled.begin()) + "] is " + std::to_string(*at) +

@@ -25,7 +25,8 @@ void BindConfig(nb::module_& m) {
              std::string_view victim_rule, bool enable_prefix_caching, bool async_scheduling,
              std::string_view draft_method, int max_draft_tokens, int num_state_slots,
              int tail_tokens, std::optional<TokenId> image_token_id, int max_queued_requests,
-             std::int64_t max_queued_tokens, std::optional<TokenId> vocab_size) {
+             std::int64_t max_queued_tokens, std::optional<TokenId> vocab_size,
+             std::optional<TokenId> image_mark_id, bool atomic_images) {
             new (self) EngineConfig{.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .max_num_seqs = max_num_seqs,
@@ -43,6 +44,8 @@ void BindConfig(nb::module_& m) {
                                     .num_state_slots = num_state_slots,
                                     .tail_tokens = tail_tokens,
                                     .image_token_id = image_token_id,
+                                    .image_mark_id = image_mark_id,
+                                    .atomic_images = atomic_images,
                                     .max_queued_requests = max_queued_requests,
                                     .max_queued_tokens = max_queued_tokens,
                                     .vocab_size = vocab_size};
@@ -63,7 +66,8 @@ void BindConfig(nb::module_& m) {
           nb::arg("tail_tokens") = defaults.tail_tokens, nb::arg("image_token_id") = nb::none(),
           nb::arg("max_queued_requests") = defaults.max_queued_requests,
           nb::arg("max_queued_tokens") = defaults.max_queued_tokens,
-          nb::arg("vocab_size") = nb::none(),
+          nb::arg("vocab_size") = nb::none(), nb::arg("image_mark_id") = nb::none(),
+          nb::arg("atomic_images") = defaults.atomic_images,
           "Raises ValueError, naming the first value that makes no sense.")
       .def_ro("num_blocks", &EngineConfig::num_blocks, "KV blocks in the pool.")
       .def_ro("block_size", &EngineConfig::block_size, "Tokens that a block holds.")
@@ -101,6 +105,10 @@ void BindConfig(nb::module_& m) {
       .def_ro("tail_tokens", &EngineConfig::tail_tokens, "Tokens before each row in `tail_ids`.")
       .def_ro("image_token_id", &EngineConfig::image_token_id,
               "The token whose positions are image embeddings; None: the model takes no images.")
+      .def_ro("image_mark_id", &EngineConfig::image_mark_id,
+              "The token that stands for an image in a request; None: the image token.")
+      .def_ro("atomic_images", &EngineConfig::atomic_images,
+              "Whether an image's tokens that follow one another are computed in one step.")
       .def_ro("max_queued_requests", &EngineConfig::max_queued_requests, "Requests that may wait.")
       .def_ro("max_queued_tokens", &EngineConfig::max_queued_tokens, "Tokens that may wait.")
       .def_ro("vocab_size", &EngineConfig::vocab_size,

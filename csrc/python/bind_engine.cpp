@@ -37,14 +37,24 @@ void BindEngine(nb::module_& m) {
            "Takes a request in and returns None, or says why not.")
       .def(
           "set_shape",
-          [](Engine& self, std::uint64_t seq_id, int image_index, const nb::bytes& expansion) {
-            return self.SetShape(SeqId{seq_id}, image_index, FromBytes<TokenId>(expansion));
+          [](Engine& self, std::uint64_t seq_id, int image_index, const nb::bytes& expansion,
+             const nb::bytes& content_hash, std::int32_t rope_advance) {
+            ImageShape shape{.expansion = FromBytes<TokenId>(expansion),
+                             .content = ToHash(content_hash)};
+            if (rope_advance != 0) shape.rope_advance = rope_advance;
+            return self.SetShape(SeqId{seq_id}, image_index, std::move(shape));
           },
           nb::arg("seq_id"), nb::arg("image_index"), nb::arg("expansion"),
+          nb::arg("content_hash") = nb::bytes(""), nb::arg("rope_advance") = 0,
           "The tokens (i32) that take the place of an image's mark; images may come in any order. "
+          "`content_hash` (16 bytes), if any, takes the place of the request's hash of this image. "
+          "`rope_advance`: by how much the rope position of the token after the expansion is more "
+          "than that of its first; 0: by the number of its tokens. "
           "False: the sequence is not live (any more), or the shape is known already.\n\n"
-          "Raises ValueError when there is no such image, the expansion is empty, or one of its "
-          "tokens is outside the vocabulary.")
+          "Raises ValueError when there is no such image, the expansion is empty, one of its "
+          "tokens is outside the vocabulary, the hash has another size, or positions cannot go on "
+          "so: by less than nothing, by more than the number of tokens, or by fewer with no image "
+          "token among them.")
       .def(
           "set_ready",
           [](Engine& self, std::uint64_t seq_id, int image_index) {

@@ -6,11 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <new>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,16 +23,9 @@ namespace nb = nanobind;
 namespace airside {
 namespace {
 
-std::vector<ImageHash> ToHashes(const std::vector<nb::bytes>& hashes) {
-  std::vector<ImageHash> converted;
-  for (const nb::bytes& hash : hashes) {
-    ImageHash& to = converted.emplace_back();
-    if (hash.size() != to.size()) {
-      throw std::invalid_argument("an image hash has " + std::to_string(hash.size()) +
-                                  " bytes, but must have " + std::to_string(to.size()));
-    }
-    std::memcpy(to.data(), hash.data(), to.size());
-  }
+std::vector<std::optional<ImageHash>> ToHashes(const std::vector<nb::bytes>& hashes) {
+  std::vector<std::optional<ImageHash>> converted;
+  for (const nb::bytes& hash : hashes) converted.push_back(ToHash(hash));
   return converted;
 }
 
@@ -120,8 +111,9 @@ void BindRequest(nb::module_& m) {
           nb::arg("golden_tokens") = nb::bytes(""), nb::arg("golden_mode") = "",
           nb::arg("golden_acceptance") = defaults.golden.acceptance,
           "`client` says which front end asks; outputs are grouped by it. `token_ids` and "
-          "`golden_tokens` are i32; each of `image_hashes` has 16 bytes, and without any, pictures "
-          "are shared with nobody. `structured`: a grammar that the workers keep restricts the "
+          "`golden_tokens` are i32; each of `image_hashes` has 16 bytes, or none where "
+          "`set_shape` tells them; without any, pictures are shared with nobody. `structured`: a "
+          "grammar that the workers keep restricts the "
           "output, which waits for `set_grammar_ready`.\n\n"
           "Raises ValueError on a column or hash of the wrong size, and on an unknown "
           "`golden_mode`.")

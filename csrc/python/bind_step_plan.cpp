@@ -73,7 +73,7 @@ bool IsPlain(const StepPlan& plan) {
 nb::bytes ToFrame(const StepPlan& plan, std::uint8_t version, std::uint32_t kind,
                   const nb::bytes& images, const nb::bytes& prompt_logprobs,
                   const nb::bytes& opened) {
-  Frame frame(version, /*num_fields=*/26, kind);
+  Frame frame(version, /*num_fields=*/27, kind);
   frame.Add(static_cast<std::uint64_t>(plan.step_id));
   frame.Add(plan.seq_ids);
   frame.Add(plan.num_computed);
@@ -100,6 +100,7 @@ nb::bytes ToFrame(const StepPlan& plan, std::uint8_t version, std::uint32_t kind
   frame.Add(plan.state_slots);
   frame.Add(plan.state_from);
   frame.Add(plan.tail_ids);
+  frame.Add(plan.position_shifts);
   return frame.ToBytes();
 }
 
@@ -153,6 +154,7 @@ void BindStepPlan(nb::module_& m) {
   DefColumn<&StepPlan::state_slots>(cls, "state_slots", "i32 [num_seqs], or empty");
   DefColumn<&StepPlan::state_from>(cls, "state_from", "i32 [num_seqs], or empty; -1: none");
   DefColumn<&StepPlan::tail_ids>(cls, "tail_ids", "i32 [num_seqs * tail_tokens]; -1: none");
+  DefColumn<&StepPlan::position_shifts>(cls, "position_shifts", "i32 [num_seqs], or empty");
 }
 
 }  // namespace airside

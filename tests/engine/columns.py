@@ -68,6 +68,7 @@ class PlanRow:
     state_slot: int | None = None
     state_from: int | None = None
     tail: list[int] = field(default_factory=list)
+    position_shift: int = 0
 
     @property
     def end(self) -> int:
@@ -82,6 +83,7 @@ def plan_rows(plan: _core.StepPlan) -> list[PlanRow]:
     """Raises AssertionError when the columns do not fit one another."""
     tokens, tables = iter(ints(plan.token_ids)), iter(ints(plan.block_tables))
     tails, slots, origins = iter(ints(plan.tail_ids)), ints(plan.state_slots), ints(plan.state_from)
+    shifts = _filled(ints(plan.position_shifts), plan.num_seqs, 0)
     columns = (
         ints(plan.seq_ids, "Q"),
         ints(plan.num_computed),
@@ -103,6 +105,7 @@ def plan_rows(plan: _core.StepPlan) -> list[PlanRow]:
             state_slot=slots[len(rows)] if slots else None,
             state_from=origins[len(rows)] if origins else None,
             tail=[next(tails) for _ in range(tail_length)],
+            position_shift=shifts[len(rows)],
         )
         rows.append(row)
     left = [*tokens, *tables, *tails]

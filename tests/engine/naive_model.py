@@ -7,6 +7,7 @@ then knows exactly what clients must be told.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from airside import _core
 from tests.engine.columns import IMAGE, PlanRow, plan_rows, token_rows
@@ -21,6 +22,8 @@ class NaiveImage:
     content: object
     """Equal for equal pictures."""
     expansion: list[int] | None = None
+    shift: int = 0
+    """How many positions fewer than tokens it takes."""
     ready: bool = False
 
 
@@ -40,6 +43,8 @@ class NaiveSequence:
     salt: str = ""
     structured: bool = False
     forced: list[int] = field(default_factory=list)
+    atomic: bool = False
+    """Whether image tokens of one picture that follow one another come in one step."""
     grammar_ready: bool = False
     was_scheduled: bool = False
     made: list[int] = field(default_factory=list)
@@ -65,6 +70,19 @@ class NaiveSequence:
             grown += length - 1
         return spans
 
+    def splits_image(self, place: int) -> bool:
+        """Whether a row that ends here leaves a part of a picture to another."""
+        is_inside = any(begin < place < end for begin, end in self.image_spans())
+        return self.atomic and self.shapes_known and is_inside and self.tokens()[place - 1 : place + 1] == [IMAGE] * 2
+
+    def longest_whole_image(self) -> int:
+        places = [place for place in range(len(self.tokens()) + 1) if self.splits_image(place)]
+        return max((len(list(run)) + 1 for _, run in groupby(places, key=lambda at: at - places.index(at))), default=0)
+
+    def position_shift(self, place: int) -> int:
+        spans = zip(self.images, self.image_spans(), strict=True)
+        return sum(image.shift for image, (_, end) in spans if end <= place)
+
     def hashes(self) -> list[int]:
         """What the KV of each known token must be."""
         tokens, spans = self.tokens(), self.image_spans()
@@ -85,7 +103,7 @@ class NaiveSequence:
         pending = [span[0] for image, span in zip(self.images, self.image_spans(), strict=True) if not image.ready]
         length = len(self.tokens())
         if self.structured and not self.grammar_ready:
-            pending.append(length - 1)
+            pending.append(next(at for at in range(length - 1, -1, -1) if not self.splits_image(at)))
         return min(pending, default=length)
 
     def banned(self, index: int) -> list[int]:
@@ -150,12 +168,15 @@ class NaiveModel:
             return "queue_full"
         return None
 
-    def set_shape(self, seq_id: int, index: int, expansion: list[int]) -> bool:
+    def set_shape(self, seq_id: int, index: int, expansion: list[int], rope_advance: int) -> bool:
         sequence = self.live[seq_id]
         if sequence.images[index].expansion is not None:
             return False
         sequence.images[index].expansion = expansion
-        if sequence.shapes_known and len(sequence.prompt()) >= self._capacity:
+        sequence.images[index].shift = len(expansion) - (rope_advance or len(expansion))
+        is_too_long = len(sequence.prompt()) >= self._capacity
+        is_too_long |= sequence.longest_whole_image() > self._config.max_num_batched_tokens
+        if sequence.shapes_known and is_too_long:
             self.end(sequence, "prompt_length_exceeded")
         return True
 
@@ -205,6 +226,7 @@ class NaiveModel:
         first_draft = row.end - len(row.drafts)
         pending = int(any(token < 0 for token in row.tokens))
         assert row.begin < first_draft <= sequence.ready() + pending
+        assert not sequence.splits_image(first_draft), "a picture in two steps"
         assert (
             row.tokens[: len(known) - row.begin]
             == known[row.begin : first_draft] + row.drafts[: len(known) - first_draft]
@@ -223,6 +245,7 @@ class NaiveModel:
                 sequence.forced[i] if i < len(sequence.forced) else -1 for i in range(first, first + row.num_sampled)
             ]
         assert len(row.blocks) == -(-row.end // self._config.block_size)
+        assert row.position_shift == sequence.position_shift(row.begin)
 
     def _check_placeholder(self, row: PlanRow, token: int) -> None:
         before = {earlier.seq_id: earlier for earlier, _ in self.flights[-1].rows}[row.seq_id]
@@ -246,7 +269,7 @@ class NaiveModel:
         decodes = [self._is_decode(row, sequence) for row, sequence in rows]
         if config.prefill_first:
             assert len(set(decodes)) == 1
-        elif config.enable_chunked_prefill:
+        elif config.enable_chunked_prefill and not config.atomic_images:
             assert decodes == sorted(decodes, reverse=True), "a prompt before a decode"
 
     def _is_decode(self, row: PlanRow, sequence: NaiveSequence) -> bool:

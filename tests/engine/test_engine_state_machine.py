@@ -22,6 +22,7 @@ CONFIGS = st.builds(
     strict_fifo=st.booleans(),
     preemption=st.sampled_from(["recompute", "stop"]),
     image_token_id=st.just(IMAGE),
+    atomic_images=st.booleans(),
     max_queued_requests=st.integers(1, 6),
     max_queued_tokens=st.integers(4, 60),
     vocab_size=st.sampled_from([None, 31, 30]),
@@ -48,10 +49,11 @@ EXPANSIONS = st.lists(st.sampled_from([IMAGE, IMAGE, 8]), min_size=1, max_size=6
 class EngineAndModel(RuleBasedStateMachine):
     """Rules are events; after each, the engine's own check runs and outputs are compared."""
 
-    @initialize(config=CONFIGS, expansion=EXPANSIONS)
-    def start(self, config: _core.EngineConfig, expansion: list[int]) -> None:
+    @initialize(config=CONFIGS, expansion=EXPANSIONS, rope_advance=st.sampled_from([0, 0, 1, 2]))
+    def start(self, config: _core.EngineConfig, expansion: list[int], rope_advance: int) -> None:
         self.config = config
         self.expansion = expansion  # of the one picture that there is
+        self.rope_advance = min(rope_advance, len(expansion)) if IMAGE in expansion else 0
         self.engine = _core.Engine(config)
         self.model = NaiveModel(config, self.engine)
         self.now = 100.0
@@ -108,6 +110,7 @@ class EngineAndModel(RuleBasedStateMachine):
             salt=salt,
             structured=kind == "structured",
             forced=forced,
+            atomic=self.config.atomic_images,
         )
         asked = request(
             seq_id,
@@ -138,11 +141,12 @@ class EngineAndModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def shape(self, data: st.DataObject) -> None:
         sequence = self.some(data)
-        expansion = self.expansion
         if sequence.images:
-            index = data.draw(st.integers(0, len(sequence.images) - 1))
-            done = self.engine.set_shape(sequence.seq_id, index, i32(expansion))
-            assert done == self.model.set_shape(sequence.seq_id, index, expansion)
+            self.set_shape(sequence.seq_id, data.draw(st.integers(0, len(sequence.images) - 1)))
+
+    def set_shape(self, seq_id: int, index: int) -> None:
+        done = self.engine.set_shape(seq_id, index, i32(self.expansion), rope_advance=self.rope_advance)
+        assert done == self.model.set_shape(seq_id, index, self.expansion, self.rope_advance)
 
     @precondition(lambda self: any(sequence.images for sequence in self.model.live.values()))
     @rule(data=st.data())
@@ -249,8 +253,7 @@ class EngineAndModel(RuleBasedStateMachine):
             for index in range(len(sequence.images)):
                 if sequence.seq_id not in self.model.live:
                     break
-                done = self.engine.set_shape(sequence.seq_id, index, i32(self.expansion))
-                assert done == self.model.set_shape(sequence.seq_id, index, self.expansion)
+                self.set_shape(sequence.seq_id, index)
         self.everything_arrives()
         for _ in range(2000):
             self.schedule()

@@ -9,6 +9,8 @@ namespace {
 constexpr std::size_t kStemsMax = 6;
 constexpr int kContents = 4;  // different pictures with a hash
 
+ImageHash HashOf(int content) { return {static_cast<std::uint8_t>(content)}; }
+
 }  // namespace
 
 EngineConfig DrawConfig(Dice& dice) {
@@ -31,6 +33,7 @@ EngineConfig DrawConfig(Dice& dice) {
   if (dice.Chance(30)) config.num_state_slots = dice.Draw(1, 8);
   config.tail_tokens = dice.Chance(50) ? 0 : dice.Draw(1, 3);
   if (dice.Chance(70)) config.image_token_id = kImageToken;
+  config.atomic_images = dice.Chance(40);
   config.max_queued_requests = dice.Draw(1, 20);
   config.max_queued_tokens = dice.Draw(20, 500);
   return config;
@@ -76,8 +79,21 @@ void RequestDraw::DrawPictures(Request& request) {
   }
   if (dice_.Chance(30)) return;
   for (std::size_t i = 0; i < request.image_positions.size(); ++i) {
-    request.image_hashes.push_back({static_cast<std::uint8_t>(dice_.Draw(1, kContents))});
+    request.image_hashes.push_back(HashOf(dice_.Draw(1, kContents)));
   }
+}
+
+ImageShape RequestDraw::DrawShape(std::uint64_t content) {
+  Dice of_content(content);
+  ImageShape shape;
+  const int num_tokens = of_content.Draw(1, 8);
+  bool is_seen = false;
+  for (int i = 0; i < num_tokens; ++i) {
+    shape.expansion.push_back(of_content.Chance(70) ? kImageToken : of_content.Draw(8, 12));
+    is_seen |= shape.expansion.back() == kImageToken;
+  }
+  if (is_seen && of_content.Chance(70)) shape.rope_advance = of_content.Draw(1, num_tokens);
+  return shape;
 }
 
 std::vector<Picture> RequestDraw::PicturesOf(const Request& request) {
@@ -85,12 +101,10 @@ std::vector<Picture> RequestDraw::PicturesOf(const Request& request) {
   for (std::size_t i = 0; i < request.image_positions.size(); ++i) {
     const bool has_hash = !request.image_hashes.empty();
     Picture picture;
-    picture.content = has_hash ? request.image_hashes[i][0] : 1000 + num_pictures_++;
-    Dice of_content(picture.content);
-    picture.expansion.resize(of_content.Draw(1, 8));
-    for (TokenId& token : picture.expansion) {
-      token = of_content.Chance(70) ? kImageToken : of_content.Draw(8, 12);
-    }
+    picture.content = has_hash ? (*request.image_hashes[i])[0] : 1000 + num_pictures_++;
+    picture.is_fetched = has_hash && (static_cast<std::uint64_t>(request.seq_id) + i) % 3 == 0;
+    picture.shape = DrawShape(picture.content);
+    if (picture.is_fetched) picture.shape.content = request.image_hashes[i];
     pictures.push_back(std::move(picture));
   }
   return pictures;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "engine/image.h"
 #include "engine/request.h"
 #include "engine/sim/dice.h"
 #include "engine/sim/trip.h"
@@ -30,6 +31,7 @@ class RequestDraw {
   void DrawLimits(Request& request, Seconds now);
   void DrawRules(Request& request);
   void DrawGolden(Request& request);
+  static ImageShape DrawShape(std::uint64_t content);
 
   const EngineConfig& config_;
   Dice& dice_;

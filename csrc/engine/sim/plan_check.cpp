@@ -52,6 +52,8 @@ void PlanCheck::CheckRow(const PlanRow& row) const {
   const auto num_blocks = static_cast<std::int32_t>(row.blocks.size());
   Ensure(num_blocks == (row.end() + config_.block_size - 1) / config_.block_size,
          "another number of blocks than its tokens need");
+  Ensure(row.position_shift == trip.PositionShift(row.begin), "positions go on from elsewhere");
+  Ensure(!trip.SplitsPicture(row.end() - row.num_drafts()), "a picture in two steps");
   CheckTokens(row, trip);
   CheckTail(row, trip);
   if (row.num_sampled > 0) CheckSampling(row, trip);

@@ -48,9 +48,11 @@ std::vector<PlanRow> ReadRows(const StepPlan& plan) {
   Column slots(plan.state_slots);
   Column origins(plan.state_from);
   Column tails(plan.tail_ids);
+  Column shifts(plan.position_shifts);
   Ensure(num_rows > 0, "a plan without rows");
   const std::size_t tail = plan.tail_ids.size() / num_rows;
   const bool has_slots = !plan.state_slots.empty();
+  const bool has_shifts = !plan.position_shifts.empty();
   std::vector<PlanRow> rows;
   std::int32_t num_sampling = 0;
   std::int32_t num_positions = 0;
@@ -62,6 +64,7 @@ std::vector<PlanRow> ReadRows(const StepPlan& plan) {
                     .tail = tails.Take(tail),
                     .state_slot = has_slots ? slots.Take(1)[0] : -1,
                     .state_from = has_slots ? origins.Take(1)[0] : BlockId{-1},
+                    .position_shift = has_shifts ? shifts.Take(1)[0] : 0,
                     .num_sampled = plan.sampled.at(i),
                     .sampling_index = num_sampling,
                     .first_position = num_positions});
@@ -69,7 +72,7 @@ std::vector<PlanRow> ReadRows(const StepPlan& plan) {
     num_positions += plan.sampled[i];
   }
   Ensure(tokens.AllTaken() && blocks.AllTaken() && slots.AllTaken() && origins.AllTaken() &&
-             tails.AllTaken(),
+             tails.AllTaken() && shifts.AllTaken(),
          "a column is longer than its rows");
   CheckColumns(plan, static_cast<std::size_t>(num_sampling),
                static_cast<std::size_t>(num_positions));

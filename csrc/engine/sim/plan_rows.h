@@ -18,6 +18,7 @@ struct PlanRow {
   std::span<const TokenId> tail;
   std::int32_t state_slot = -1;
   BlockId state_from{-1};
+  std::int32_t position_shift = 0;
   std::int32_t num_sampled = 0;     // its last tokens
   std::int32_t sampling_index = 0;  // in the columns of rows that sample
   std::int32_t first_position = 0;  // in the columns of sampled positions

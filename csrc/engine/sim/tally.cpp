@@ -7,12 +7,12 @@
 namespace airside::sim {
 
 void Tally::Add(const Tally& other) {
-  for (const auto count :
-       {&Tally::events, &Tally::requests, &Tally::aborts, &Tally::client_stops,
-        &Tally::worker_failures, &Tally::steps, &Tally::overlapped_steps, &Tally::rows,
-        &Tally::chunks, &Tally::discarded_rows, &Tally::tokens, &Tally::forced_tokens,
-        &Tally::records, &Tally::recomputed_tokens, &Tally::cached_tokens,
-        &Tally::states_from_blocks, &Tally::draft_tokens, &Tally::accepted_tokens}) {
+  for (const auto count : {&Tally::events, &Tally::requests, &Tally::aborts, &Tally::client_stops,
+                           &Tally::worker_failures, &Tally::steps, &Tally::overlapped_steps,
+                           &Tally::rows, &Tally::chunks, &Tally::discarded_rows, &Tally::tokens,
+                           &Tally::forced_tokens, &Tally::records, &Tally::recomputed_tokens,
+                           &Tally::cached_tokens, &Tally::states_from_blocks, &Tally::shifted_rows,
+                           &Tally::draft_tokens, &Tally::accepted_tokens}) {
     this->*count += other.*count;
   }
   overtaken_max = std::max(overtaken_max, other.overtaken_max);
@@ -28,7 +28,7 @@ void Tally::Print(std::ostream& out, double elapsed_s) const {
       << requests << " requests, " << aborts << " aborted, " << client_stops
       << " stopped by clients, " << worker_failures << " worker failures\n"
       << steps << " steps, " << overlapped_steps << " overlapped; " << rows << " rows, " << chunks
-      << " chunks, " << discarded_rows << " discarded\n"
+      << " chunks, " << discarded_rows << " discarded, " << shifted_rows << " shifted\n"
       << tokens << " tokens, " << forced_tokens << " forced, " << records << " records\n"
       << cached_tokens << " tokens from the cache, " << states_from_blocks
       << " states from blocks, " << recomputed_tokens << " tokens computed again\n"

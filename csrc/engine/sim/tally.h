@@ -29,6 +29,7 @@ struct Tally {
   std::int64_t recomputed_tokens = 0;
   std::int64_t cached_tokens = 0;  // not computed, since the cache had them
   std::int64_t states_from_blocks = 0;
+  std::int64_t shifted_rows = 0;  // behind a picture of fewer positions than tokens
   std::int64_t draft_tokens = 0;
   std::int64_t accepted_tokens = 0;
   std::int32_t overtaken_max = 0;

@@ -29,6 +29,23 @@ bool Trip::ShapesKnown() const {
                      [](const Picture& picture) { return picture.shape_known; });
 }
 
+std::int32_t Trip::PositionShift(std::int32_t position) const {
+  std::int32_t shift = 0;
+  std::int32_t place = 0;
+  std::size_t next_picture = 0;
+  for (const TokenId token : request_.token_ids) {
+    if (token != kImageToken) {
+      ++place;
+      continue;
+    }
+    const ImageShape& shape = pictures_[next_picture++].shape;
+    const auto num_tokens = static_cast<std::int32_t>(shape.expansion.size());
+    place += num_tokens;
+    if (place <= position && shape.rope_advance) shift += num_tokens - *shape.rope_advance;
+  }
+  return shift;
+}
+
 Passenger Trip::AsPassenger() const {
   Passenger passenger{request_.cache_salt, {}, !request_.logit_rules.Empty()};
   for (const Picture& picture : pictures_) passenger.pictures.push_back(picture.content);
@@ -57,13 +74,44 @@ void Trip::ExpandPrompt() {
   std::size_t picture = 0;
   for (const TokenId token : request_.token_ids) {
     if (token == kImageToken) {
-      const auto& expansion = pictures_[picture++].expansion;
+      const auto& expansion = pictures_[picture++].shape.expansion;
       tokens_.insert(tokens_.end(), expansion.begin(), expansion.end());
     } else {
       tokens_.push_back(token);
     }
   }
   num_prompt_tokens_ = static_cast<std::int32_t>(tokens_.size());
+}
+
+bool Trip::SplitsPicture(std::int32_t end) const {
+  if (!config_.atomic_images) return false;
+  std::int32_t place = 0;
+  std::size_t next_picture = 0;
+  for (const TokenId token : request_.token_ids) {
+    if (token != kImageToken) {
+      ++place;
+      continue;
+    }
+    const auto& expansion = pictures_[next_picture++].shape.expansion;
+    for (std::size_t i = 1; i < expansion.size(); ++i) {
+      const bool is_inside = expansion[i - 1] == kImageToken && expansion[i] == kImageToken;
+      if (is_inside && place + static_cast<std::int32_t>(i) == end) return true;
+    }
+    place += static_cast<std::int32_t>(expansion.size());
+  }
+  return false;
+}
+
+std::int32_t Trip::LongestWholePicture() const {
+  std::int32_t longest = 0;
+  for (const Picture& picture : pictures_) {
+    std::int32_t length = 0;
+    for (const TokenId token : picture.shape.expansion) {
+      length = token == kImageToken ? length + 1 : 0;
+      longest = std::max(longest, length);
+    }
+  }
+  return config_.atomic_images ? longest : 0;
 }
 
 // Computes the prompt, as soon as something of the sequence is told.
@@ -87,7 +135,7 @@ void Trip::Board() {
     }
     const Picture& picture = pictures_[next_picture++];
     std::int32_t place = 0;
-    for (const TokenId part : picture.expansion) {
+    for (const TokenId part : picture.shape.expansion) {
       take(part, part == kImageToken ? ExtendByPicture(prefix_, picture.content, place++)
                                      : Extend(prefix_, part));
     }
@@ -196,7 +244,9 @@ void Trip::TakeFinish(const Finish& finish, Seconds now) {
                         WouldSample(kNoProbability),
                     "aborted, and nobody knows why");
     case Status::kFinishedIgnored:
-      return Ensure(num_prompt_tokens_ >= config_.SequenceTokensMax() && num_made() == 0,
+      return Ensure((num_prompt_tokens_ >= config_.SequenceTokensMax() ||
+                     LongestWholePicture() > config_.max_num_batched_tokens) &&
+                        num_made() == 0,
                     "its prompt would have fitted");
     case Status::kFinishedPreempted:
       return Ensure(config_.preemption == PreemptionPolicy::kStop, "stopped where it need not be");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "engine/image.h"
 #include "engine/outbox.h"
 #include "engine/request.h"
 #include "engine/sim/fake_model.h"
@@ -18,7 +19,8 @@ namespace airside::sim {
 // One picture of a request.
 struct Picture {
   std::uint64_t content = 0;
-  std::vector<TokenId> expansion;
+  bool is_fetched = false;  // its hash is known with its shape, and not before
+  ImageShape shape;
   bool shape_known = false;
   bool ready = false;
 };
@@ -41,6 +43,8 @@ class Trip {
   std::vector<TokenId> Made() const { return {tokens_.end() - num_made(), tokens_.end()}; }
 
   bool ShapesKnown() const;
+  // How many positions fewer than tokens the pictures take that end before a place.
+  std::int32_t PositionShift(std::int32_t position) const;
   // Whether it certainly has something to compute, if it was never scheduled.
   bool MayMove() const {
     return ShapesKnown() && (pictures_.empty() || pictures_[0].ready) &&
@@ -57,6 +61,11 @@ class Trip {
 
   // The tokens that the model will make of it alone, at most so many.
   std::vector<TokenId> Foresee(std::size_t count) const;
+
+  // Whether a row that ends here would leave a part of a picture to another: its image tokens that
+  // follow one another, if such are computed in one step.
+  bool SplitsPicture(std::int32_t end) const;
+  std::int32_t LongestWholePicture() const;
 
   // What the client does, or is done to it.
   void Abort() { aborted_ = true; }

@@ -153,6 +153,9 @@ void World::Add() {
     request.golden.tokens = trip.Foresee(request.golden.tokens.size());
     if (request.golden.tokens.empty()) request.golden = {};
   }
+  for (std::size_t i = 0; i < trip.pictures().size(); ++i) {
+    if (trip.pictures()[i].is_fetched) request.image_hashes[i].reset();
+  }
   const SeqId seq_id = request.seq_id;
   const auto rejection = engine_.Add(std::move(request), now_);
   Ensure(is_double == (rejection && rejection->code == RejectionCode::kDuplicateId),
@@ -181,7 +184,7 @@ void World::Shape(SeqId seq_id) {
   if (trip.pictures().empty()) return;
   const int index = DrawPicture(trip.pictures(), &Picture::shape_known);
   const bool is_news = trip.SetShape(index);
-  Ensure(engine_.SetShape(seq_id, index, trip.pictures()[index].expansion) == is_news,
+  Ensure(engine_.SetShape(seq_id, index, trip.pictures()[index].shape) == is_news,
          "a shape was lost");
 }
 
@@ -268,6 +271,7 @@ void World::TakePlan(const StepPlan& plan) {
     ++tally_.rows;
     if (row.num_sampled == 0) ++tally_.chunks;
     if (row.state_from != BlockId{-1}) ++tally_.states_from_blocks;
+    if (row.position_shift > 0) ++tally_.shifted_rows;
     const auto drafts = static_cast<std::size_t>(row.num_drafts());
     ++tally_.draft_lengths[std::min(drafts, tally_.draft_lengths.size() - 1)];
   }
