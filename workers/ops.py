@@ -34,11 +34,12 @@ def _kernels(tensor: Tensor) -> Any:  # Any: as above
     return _library(tensor.device.type)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
     """Root-mean-square norm over the last axis: `round(x / sqrt(mean(x^2) + eps)) * weight`.
 
     The normalised value is rounded to x's dtype before it is multiplied, as Llama checkpoints were trained
-    (Zhang & Sennrich 2019, arXiv 1910.07467).
+    (Zhang & Sennrich 2019, arXiv 1910.07467). A zero-centred weight is the factor less 1, and the product is rounded
+    once: `round(x / sqrt(mean(x^2) + eps) * (1 + weight))`, as Gemma's were.
 
     Args:
         x: [num_tokens, hidden]; rows may be strided.
@@ -46,11 +47,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns: [num_tokens, hidden], x's dtype.
     """
     out = torch.empty_like(x)
-    _kernels(x).rms_norm(x, weight, eps, out)
+    _kernels(x).rms_norm(x, weight, eps, zero_centred, out)
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
     """Adds `x` into `residual` in place, then returns `rms_norm(residual)`.
 
     Args:
@@ -60,7 +61,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns: [num_tokens, hidden].
     """
     out = torch.empty_like(x)
-    _kernels(x).add_rms_norm(x, residual, weight, eps, out)
+    _kernels(x).add_rms_norm(x, residual, weight, eps, zero_centred, out)
     return out
 
 
@@ -98,13 +99,16 @@ def paged_attention(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
+    *,
+    window: int = 0,
+    attend_to: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of new tokens over the paged cache, for any mix of prefill chunks and decodes.
+    """Attention of new tokens over the paged cache, for any mix of prefill chunks and decodes.
 
     Sequence i has `query_starts[i + 1] - query_starts[i]` query rows, which are the last tokens of its context of
-    `context_lens[i]` tokens (their keys already in the cache); row j attends to positions up to its own. Query head h
-    reads KV head `h // (num_heads / num_kv_heads)`. Softmax in float32, one fixed order of summation whatever the
-    batch or chunking.
+    `context_lens[i]` tokens (their keys already in the cache). The row at position p attends to `[p + 1 - window,
+    p + 1)`; `attend_to` moves the end. Query head h reads KV head `h // (num_heads / num_kv_heads)`. Softmax in
+    float32, one fixed order of summation whatever the batch or chunking.
 
     Args:
         q: [num_tokens, num_heads, head_dim]; rows may be strided.
@@ -114,10 +118,15 @@ def paged_attention(
         query_starts: [num_seqs + 1] int32, starting with 0.
         context_lens: [num_seqs] int32.
         scale: usually head_dim ** -0.5.
+        window: how many positions a row sees up to and with its own; 0: all.
+        attend_to: [num_tokens] int32: the end of what each row sees, beyond its own position and within the context;
+            None: causal attention.
     Returns: [num_tokens, num_heads, head_dim], q's dtype, contiguous.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _kernels(q).paged_attention(q, k_cache, v_cache, block_tables, query_starts, context_lens, scale, out)
+    _kernels(q).paged_attention(
+        q, k_cache, v_cache, block_tables, query_starts, context_lens, scale, window, attend_to, out
+    )
     return out
 
 
@@ -130,6 +139,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """
     out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
     _kernels(gate_up).silu_and_mul(gate_up, out)
+    return out
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` with gelu's tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415); else as `silu_and_mul`."""
+    out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+    _kernels(gate_up).gelu_tanh_and_mul(gate_up, out)
     return out
 
 

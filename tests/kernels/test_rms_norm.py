@@ -79,3 +79,20 @@ def test_bad_arguments_are_named(x: Tensor, weight: Tensor, says: str) -> None:
 def test_a_residual_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="add_rms_norm: residual"):
         ops.add_rms_norm(torch.ones(2, 8), torch.ones(1, 8), torch.ones(8), EPS)
+
+
+def zero_centred_meaning(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return (normalised * (1.0 + weight.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 100, 1031])
+def test_a_zero_centred_norm_is_gemmas(dtype: torch.dtype, hidden: int) -> None:
+    x, weight = torch.randn(5, hidden, dtype=dtype) * 3, torch.randn(hidden, dtype=dtype)
+    assert_same(ops.rms_norm(x, weight, EPS, zero_centred=True), zero_centred_meaning(x, weight))
+    residual = torch.randn(5, hidden, dtype=dtype)
+    expected_sum = x + residual
+    out = ops.add_rms_norm(x, residual, weight, EPS, zero_centred=True)
+    assert torch.equal(residual, expected_sum)
+    assert_same(out, zero_centred_meaning(expected_sum, weight))

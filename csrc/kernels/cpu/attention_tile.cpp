@@ -1,4 +1,4 @@
-// One tile of query rows against all keys that its last row may see, with an online softmax over
+// One tile of query rows against all keys that any of them sees, with an online softmax over
 // tiles of keys (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135).
 //
 // A row's result is a function of its query, its keys and its position. It does not depend on the
@@ -6,7 +6,7 @@
 //   - tiles of keys start at multiples of kKeyTile in the sequence, whoever asks;
 //   - a score is one lane that adds its products in the order of head_dim, and an output is one
 //     lane that adds in the order of positions, so the rows computed beside it change nothing;
-//   - a row never adds a term for a key after its own.
+//   - a row never adds a term for a key that it does not see.
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vector.h"
@@ -62,6 +62,44 @@ void with_constant(int64_t count, const Body& body) {
     if (count < kMax) return with_constant<kMax - 1>(count, body);
   }
   body(std::integral_constant<int, kMax>{});
+}
+
+// ---- who sees what
+
+// Positions [begin, end) of the sequence.
+struct Sight {
+  int64_t begin;
+  int64_t end;
+};
+
+// What the tile's token with this index sees.
+Sight sight_of(const PagedAttention& args, const AttentionTile& tile, int64_t token) {
+  const int64_t position = tile.first_position + token;
+  return {args.first_seen(position),
+          args.attend_to == nullptr ? position + 1 : args.attend_to[tile.first_token + token]};
+}
+
+// What any of its tokens sees.
+Sight sight_of(const PagedAttention& args, const AttentionTile& tile) {
+  Sight all{args.first_seen(tile.first_position), tile.first_position + tile.num_tokens};
+  for (int64_t i = 0; args.attend_to != nullptr && i < tile.num_tokens; ++i) {
+    all.end = max(all.end, args.attend_to[tile.first_token + i]);
+  }
+  return all;
+}
+
+// The tokens of the tile that see some of the keys at [start, end): those before them have their
+// sight's end too early, those behind them its begin too late.
+Sight tokens_that_see(const PagedAttention& args, const AttentionTile& tile, int64_t start,
+                      int64_t end) {
+  Sight tokens{0, tile.num_tokens};
+  while (tokens.begin < tokens.end && sight_of(args, tile, tokens.begin).end <= start) {
+    ++tokens.begin;
+  }
+  while (tokens.end > tokens.begin && sight_of(args, tile, tokens.end - 1).begin >= end) {
+    --tokens.end;
+  }
+  return tokens;
 }
 
 // ---- loading
@@ -160,24 +198,28 @@ void score(const float* queries, int64_t width, const float* keys, int64_t head_
   }
 }
 
-// Turns the first `visible` scores of a row into weights exp(score - top), and the row's sums to
-// the new top.
-void weigh_scores(float* scores, int64_t visible, float scale, float& top, float& mass, float* sums,
+// Turns the scores [seen.begin, seen.end) of a row into weights exp(score - top), and the row's
+// sums to the new top.
+void weigh_scores(float* scores, Sight seen, float scale, float& top, float& mass, float* sums,
                   int64_t width) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Floats tops = splat(-kInfinity);
-  for (int64_t t = 0; t < visible; t += kLanes) {
+  const int64_t first = seen.begin / kLanes * kLanes;
+  for (int64_t t = first; t < seen.end; t += kLanes) {
     const Floats scaled = load(scores + t) * splat(scale);
-    const Floats seen = lane < static_cast<int32_t>(visible - t) ? scaled : splat(-kInfinity);
-    store(scores + t, seen);
-    tops = larger(seen, tops);
+    Floats kept = lane < static_cast<int32_t>(seen.end - t) ? scaled : splat(-kInfinity);
+    if (t < seen.begin) {
+      kept = lane < static_cast<int32_t>(seen.begin - t) ? splat(-kInfinity) : kept;
+    }
+    store(scores + t, kept);
+    tops = larger(kept, tops);
   }
   const float tile_top = largest_of(tops);
   const float new_top = top > tile_top ? top : tile_top;
   const float base = new_top == -kInfinity ? 0.0f : new_top;  // -inf - -inf would be NaN
   Floats tile_mass = {};
-  for (int64_t t = 0; t < visible; t += kLanes) {
+  for (int64_t t = first; t < seen.end; t += kLanes) {
     const Floats weight = exp(load(scores + t) - splat(base));
     store(scores + t, weight);
     tile_mass += weight;
@@ -236,24 +278,35 @@ template <int kRows>
 void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b,
                  int64_t start, int64_t num_keys, int64_t row) {
   const int64_t width = padded(args.head_dim);
-  int64_t visible[kRows];
+  Sight seen[kRows];  // of the loaded keys; may be empty
+  Sight together{0, num_keys};
+  int64_t last = 0;
   for (int r = 0; r < kRows; ++r) {
-    visible[r] = min(num_keys, tile.first_position + (row + r) / args.group() - start + 1);
+    const Sight sight = sight_of(args, tile, (row + r) / args.group());
+    seen[r].end = min(num_keys, max(0, sight.end - start));
+    seen[r].begin = min(seen[r].end, max(0, sight.begin - start));
+    together = {max(together.begin, seen[r].begin), min(together.end, seen[r].end)};
+    last = max(last, seen[r].end);
   }
   float* scores = b.scores + row * kKeyTile;
   float* sums = b.sums + row * width;
-  score<kRows>(b.queries + row * width, width, b.keys, args.head_dim, visible[kRows - 1], scores);
+  score<kRows>(b.queries + row * width, width, b.keys, args.head_dim, last, scores);
   for (int r = 0; r < kRows; ++r) {
-    weigh_scores(scores + r * kKeyTile, visible[r], args.scale, b.tops[row + r], b.masses[row + r],
+    if (seen[r].begin == seen[r].end) continue;
+    weigh_scores(scores + r * kKeyTile, seen[r], args.scale, b.tops[row + r], b.masses[row + r],
                  sums + r * width, width);
   }
-  // What all rows see together, then the few keys that only the later ones see.
-  add_all_values<kRows>(scores, b.values, args.head_dim, width, 0, visible[0], sums);
-  for (int r = 1; r < kRows; ++r) {
-    if (visible[r] == visible[0]) continue;
-    add_all_values<1>(scores + r * kKeyTile, b.values, args.head_dim, width, visible[0], visible[r],
+  // The few keys that only the earlier rows see, what all see together, and those that only the
+  // later ones see.
+  if (together.begin > together.end) together = {num_keys, num_keys};
+  const auto add_own = [&](int r, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    add_all_values<1>(scores + r * kKeyTile, b.values, args.head_dim, width, begin, end,
                       sums + r * width);
-  }
+  };
+  for (int r = 0; r < kRows; ++r) add_own(r, seen[r].begin, min(seen[r].end, together.begin));
+  add_all_values<kRows>(scores, b.values, args.head_dim, width, together.begin, together.end, sums);
+  for (int r = 0; r < kRows; ++r) add_own(r, max(seen[r].begin, together.end), seen[r].end);
 }
 
 template <typename T>
@@ -275,22 +328,23 @@ template <typename T>
 void attend_tile(const PagedAttention& args, const AttentionTile& tile, const Buffers& b) {
   const int64_t width = padded(args.head_dim);
   const int64_t num_rows = tile.num_tokens * args.group();
-  const int64_t context = tile.first_position + tile.num_tokens;
+  const Sight all = sight_of(args, tile);
   load_queries<T>(args, tile, width, b.queries);
   for (int64_t i = 0; i < num_rows * width; ++i) b.sums[i] = 0.0f;
   for (int64_t row = 0; row < num_rows; ++row) {
     b.tops[row] = -kInfinity;
     b.masses[row] = 0.0f;
   }
-  for (int64_t start = 0; start < context; start += kKeyTile) {
-    const int64_t num_keys = min(kKeyTile, context - start);
+  for (int64_t start = all.begin / kKeyTile * kKeyTile; start < all.end; start += kKeyTile) {
+    const int64_t num_keys = min(kKeyTile, all.end - start);
     int64_t rows[kKeyTile];
     find_rows(args, tile, start, num_keys, rows);
     load_keys(static_cast<const T*>(args.k_cache), rows, num_keys, args.head_dim, b.keys);
     load_rows(static_cast<const T*>(args.v_cache), rows, num_keys, args.head_dim, width, b.values);
-    for (int64_t row = max(0, start - tile.first_position) * args.group(); row < num_rows;
-         row += kMaxRows) {
-      with_constant<kMaxRows>(num_rows - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
+    const Sight tokens = tokens_that_see(args, tile, start, start + num_keys);
+    const int64_t end_row = tokens.end * args.group();
+    for (int64_t row = tokens.begin * args.group(); row < end_row; row += kMaxRows) {
+      with_constant<kMaxRows>(end_row - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
         attend_rows<kRows>(args, tile, b, start, num_keys, row);
       });
     }

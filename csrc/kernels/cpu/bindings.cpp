@@ -13,7 +13,7 @@ namespace {
 using tvm::ffi::TensorView;
 
 void norm(const char* op, TensorView x, const TensorView* residual, TensorView weight, double eps,
-          TensorView out) {
+          bool zero_centred, TensorView out) {
   expect_rank({op, "x"}, x, 2);
   const int64_t rows = x.size(0);
   const int64_t hidden = x.size(1);
@@ -29,16 +29,18 @@ void norm(const char* op, TensorView x, const TensorView* residual, TensorView w
                              .num_rows = rows,
                              .hidden = hidden,
                              .x_stride = x.stride(0),
-                             .eps = static_cast<float>(eps)});
+                             .eps = static_cast<float>(eps),
+                             .zero_centred = zero_centred});
 }
 
-void rms_norm_bound(TensorView x, TensorView weight, double eps, TensorView out) {
-  norm("rms_norm", x, nullptr, weight, eps, out);
+void rms_norm_bound(TensorView x, TensorView weight, double eps, bool zero_centred,
+                    TensorView out) {
+  norm("rms_norm", x, nullptr, weight, eps, zero_centred, out);
 }
 
 void add_rms_norm_bound(TensorView x, TensorView residual, TensorView weight, double eps,
-                        TensorView out) {
-  norm("add_rms_norm", x, &residual, weight, eps, out);
+                        bool zero_centred, TensorView out) {
+  norm("add_rms_norm", x, &residual, weight, eps, zero_centred, out);
 }
 
 void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, TensorView cos,
@@ -120,12 +122,16 @@ void check_sequences(const PagedAttention& args, int64_t num_tokens, int64_t num
     const int32_t* table = args.block_tables + seq * args.table_stride;
     for (int64_t i = 0; i * args.block_size < context; ++i)
       expect_in({op, "a block id"}, table[i], 0, num_blocks);
+    for (int64_t token = begin; args.attend_to != nullptr && token < end; ++token)
+      expect_in({op, "an entry of attend_to"}, args.attend_to[token], context - (end - token) + 1,
+                context + 1);
   }
 }
 
 void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
                            TensorView block_tables, TensorView query_starts,
-                           TensorView context_lens, double scale, TensorView out) {
+                           TensorView context_lens, double scale, int64_t window,
+                           tvm::ffi::Optional<TensorView> attend_to, TensorView out) {
   const char* op = "paged_attention";
   expect_rank({op, "q"}, q, 3);
   expect_rank({op, "k_cache"}, k_cache, 4);
@@ -145,6 +151,8 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
          Layout::kRows);
   expect({op, "query_starts"}, query_starts, kInt32, {num_seqs + 1});
   expect({op, "context_lens"}, context_lens, kInt32, {num_seqs});
+  if (attend_to) expect({op, "attend_to"}, *attend_to, kInt32, {num_tokens});
+  expect_in({op, "window"}, window, 0, int64_t{1} << 31);
   expect({op, "out"}, out, q.dtype(), {num_tokens, num_heads, head_dim});
   if (num_kv_heads == 0 || block_size == 0 || num_heads % num_kv_heads != 0) {
     TVM_FFI_THROW(ValueError) << op << ": " << num_heads << " query heads cannot share "
@@ -156,6 +164,7 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
                             .block_tables = data<const int32_t>(block_tables),
                             .query_starts = data<const int32_t>(query_starts),
                             .context_lens = data<const int32_t>(context_lens),
+                            .attend_to = attend_to ? data<const int32_t>(*attend_to) : nullptr,
                             .out = data(out),
                             .num_seqs = num_seqs,
                             .num_heads = num_heads,
@@ -164,24 +173,33 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
                             .block_size = block_size,
                             .q_stride = q.stride(0),
                             .table_stride = block_tables.stride(0),
+                            .window = window,
                             .scale = static_cast<float>(scale)};
   check_sequences(args, num_tokens, num_blocks, block_tables.size(1));
   paged_attention(dtype, args);
 }
 
-void silu_and_mul_bound(TensorView gate_up, TensorView out) {
-  const char* op = "silu_and_mul";
+void gated_act(const char* op, void (*act)(DType, const GatedAct&), TensorView gate_up,
+               TensorView out) {
   expect_rank({op, "gate_up"}, gate_up, 2);
   const int64_t rows = gate_up.size(0);
   const int64_t width = gate_up.size(1) / 2;
   const DType dtype = activation_dtype({op, "gate_up"}, gate_up);
   expect({op, "gate_up"}, gate_up, gate_up.dtype(), {rows, 2 * width}, Layout::kRows);
   expect({op, "out"}, out, gate_up.dtype(), {rows, width});
-  kernels().silu_and_mul(dtype, {.gate_up = data(gate_up),
-                                 .out = data(out),
-                                 .num_rows = rows,
-                                 .width = width,
-                                 .gate_up_stride = gate_up.stride(0)});
+  act(dtype, {.gate_up = data(gate_up),
+              .out = data(out),
+              .num_rows = rows,
+              .width = width,
+              .gate_up_stride = gate_up.stride(0)});
+}
+
+void silu_and_mul_bound(TensorView gate_up, TensorView out) {
+  gated_act("silu_and_mul", kernels().silu_and_mul, gate_up, out);
+}
+
+void gelu_tanh_and_mul_bound(TensorView gate_up, TensorView out) {
+  gated_act("gelu_tanh_and_mul", kernels().gelu_tanh_and_mul, gate_up, out);
 }
 
 void sample_bound(TensorView logits, TensorView temperature, TensorView top_k, TensorView top_p,
@@ -254,6 +272,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(rotary_embedding, rotary_embedding_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kv_cache_write, kv_cache_write_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, paged_attention_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, gelu_tanh_and_mul_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample, sample_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(token_logprobs, token_logprobs_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);

@@ -8,7 +8,8 @@ namespace AIRSIDE_ISA {
 
 void rms_norm(DType dtype, const RmsNorm& args);
 void rotary_embedding(DType dtype, const RotaryEmbedding& args);
-void silu_and_mul(DType dtype, const SiluAndMul& args);
+void silu_and_mul(DType dtype, const GatedAct& args);
+void gelu_tanh_and_mul(DType dtype, const GatedAct& args);
 int64_t attention_scratch_floats(const PagedAttention& args);
 void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch);
 float largest(const float* values, int64_t n);

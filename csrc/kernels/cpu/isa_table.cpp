@@ -11,6 +11,7 @@ const Kernels kTable = {
     .rms_norm = rms_norm,
     .rotary_embedding = rotary_embedding,
     .silu_and_mul = silu_and_mul,
+    .gelu_tanh_and_mul = gelu_tanh_and_mul,
     .attention_scratch_floats = attention_scratch_floats,
     .attend = attend,
     .largest = largest,

@@ -17,6 +17,7 @@ struct RmsNorm {
   int64_t hidden;
   int64_t x_stride;
   float eps;
+  bool zero_centred;  // the factor is weight + 1, and the product is rounded once
 };
 
 struct RotaryEmbedding {
@@ -33,7 +34,7 @@ struct RotaryEmbedding {
   int64_t k_stride;
 };
 
-struct SiluAndMul {
+struct GatedAct {
   const void* gate_up;  // [num_rows, 2 * width], rows gate_up_stride apart
   void* out;            // [num_rows, width] contiguous
   int64_t num_rows;
@@ -62,6 +63,7 @@ struct PagedAttention {
   const int32_t* block_tables;  // [num_seqs, table_stride]
   const int32_t* query_starts;  // [num_seqs + 1]
   const int32_t* context_lens;  // [num_seqs]
+  const int32_t* attend_to;     // [num_tokens]: the end of what each sees; null: its own position
   void* out;                    // [num_tokens, num_heads, head_dim] contiguous
   int64_t num_seqs;
   int64_t num_heads;
@@ -70,8 +72,13 @@ struct PagedAttention {
   int64_t block_size;
   int64_t q_stride;
   int64_t table_stride;
+  int64_t window;  // positions that a token sees up to and with its own; 0: all
   float scale;
 
+  // The first position that the token at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    return window > 0 && position >= window ? position + 1 - window : 0;
+  }
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
@@ -125,7 +132,8 @@ struct Kernels {
   const char* isa;
   void (*rms_norm)(DType, const RmsNorm&);
   void (*rotary_embedding)(DType, const RotaryEmbedding&);
-  void (*silu_and_mul)(DType, const SiluAndMul&);
+  void (*silu_and_mul)(DType, const GatedAct&);
+  void (*gelu_tanh_and_mul)(DType, const GatedAct&);
   int64_t (*attention_scratch_floats)(const PagedAttention&);
   void (*attend)(DType, const PagedAttention&, const AttentionTile&, float* scratch);
   // The largest of values[0, n); NaN counts as -inf.

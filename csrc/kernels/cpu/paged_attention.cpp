@@ -27,17 +27,23 @@ std::vector<AttentionTile> make_tiles(const PagedAttention& args) {
   return tiles;
 }
 
-int64_t num_keys(const AttentionTile& tile) { return tile.first_position + tile.num_tokens; }
+// How many keys the tile reads, but for those of a picture that are ahead of it: an estimate.
+int64_t num_keys(const PagedAttention& args, const AttentionTile& tile) {
+  return tile.first_position + tile.num_tokens - args.first_seen(tile.first_position);
+}
 
 }  // namespace
 
 void paged_attention(DType dtype, const PagedAttention& args) {
   std::vector<AttentionTile> tiles = make_tiles(args);
   int64_t pairs = 0;
-  for (const AttentionTile& tile : tiles) pairs += tile.num_tokens * num_keys(tile);
+  for (const AttentionTile& tile : tiles) pairs += tile.num_tokens * num_keys(args, tile);
   // The longest first, so that no thread starts a long one when the others are done.
-  std::stable_sort(tiles.begin(), tiles.end(), [](const AttentionTile& a, const AttentionTile& b) {
-    return a.num_tokens * num_keys(a) > b.num_tokens * num_keys(b);
+  const auto work = [&](const AttentionTile& tile) {
+    return tile.num_tokens * num_keys(args, tile);
+  };
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
+    return work(a) > work(b);
   });
 
   const Kernels& isa = kernels();

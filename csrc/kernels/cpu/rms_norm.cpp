@@ -34,13 +34,15 @@ void add(const T* x, T* residual, int64_t n) {
 }
 
 template <typename T>
-void normalise(const T* x, const T* weight, T* out, int64_t n, float eps) {
+void normalise(const T* x, const T* weight, T* out, int64_t n, float eps, bool zero_centred) {
   const Floats factor =
       splat(1.0f / __builtin_sqrtf(sum_of_squares(x, n) / static_cast<float>(n) + eps));
   for (int64_t i = 0; i < n; i += kLanes) {
     const int64_t left = n - i;
-    store_first(out + i,
-                rounded<T>(load_first(x + i, left) * factor) * load_first(weight + i, left), left);
+    const Floats normal = load_first(x + i, left) * factor;
+    const Floats scale = load_first(weight + i, left);
+    store_first(out + i, zero_centred ? normal * (scale + splat(1.0f)) : rounded<T>(normal) * scale,
+                left);
   }
 }
 
@@ -54,7 +56,7 @@ void rms_norm_rows(const RmsNorm& args, int64_t begin, int64_t end) {
       x = residual;
     }
     normalise(x, static_cast<const T*>(args.weight), static_cast<T*>(args.out) + row * args.hidden,
-              args.hidden, args.eps);
+              args.hidden, args.eps, args.zero_centred);
   }
 }
 

@@ -17,7 +17,7 @@ void silu_and_mul_row(const T* gate, const T* up, T* out, int64_t width) {
 
 }  // namespace
 
-void silu_and_mul(DType dtype, const SiluAndMul& args) {
+void silu_and_mul(DType dtype, const GatedAct& args) {
   visit(dtype, [&]<typename T>(T*) {
     parallel_for(args.num_rows, 2 * args.width, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
