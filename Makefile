@@ -15,7 +15,7 @@ TOO_OLD := "Airside needs Python 3.11 or newer; name one: make PYTHON=python3.11
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install dev build proto fmt lint test test-fast test-matrix sim asan bench demo serve wheel clean
+.PHONY: help install dev build proto fmt lint test test-fast test-matrix sim asan bench bench-vision demo serve wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -79,15 +79,19 @@ build/sim/simulator: $(VENV)/.requirements $(SOURCES)
 sim: build/sim/simulator  ## the engine core under a seeded storm: make sim SEED=7
 	$< --seed $(SEED)
 
-asan:  ## the same, built with AddressSanitizer and UBSan
+asan:  ## the same and the picture resizer, built with AddressSanitizer and UBSan
 	$(MAKE) $(VENV)/.requirements
 	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DAIRSIDE_TESTS=ON -DAIRSIDE_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	$(BIN)/cmake --build build/asan --target simulator
+	$(BIN)/cmake --build build/asan --target simulator pixels_check
 	build/asan/simulator --seed $(SEED)
+	build/asan/pixels_check
 
 bench: dev  ## one table, side by side with transformers, and a JSON file
 	$(BIN)/python benchmarks/bench.py
+
+bench-vision: dev  ## text beside pictures, and pictures per second by number of vision workers
+	$(BIN)/python benchmarks/vision.py
 
 demo: install  ## the whole system: a cluster, text and pictures over gRPC, scaling, shutdown
 	$(BIN)/airside demo

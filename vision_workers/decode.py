@@ -8,6 +8,7 @@ from PIL import Image, ImageColor
 from airside.vision_workers.header import FORMATS, ImageLimits, open_checked, read_orientation
 from airside.vision_workers.image_error import Cause, ImageError
 from airside.vision_workers.picture_file import PictureFile
+from airside.vision_workers.pixels import expect_pixels
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -41,6 +42,7 @@ def decode(data: bytes | memoryview, limits: ImageLimits, background: str) -> Im
     try:
         if image.format == "PNG":
             _check_png(data)
+        expect_pixels(image)
         image.load()
     except (ImageError, MemoryError):
         raise
@@ -68,7 +70,9 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode in _GRAY_16:
         image = _to_gray_8(image)
     try:
-        return _composite(image, background) if image.has_transparency_data else image.convert("RGB")
+        if image.has_transparency_data:
+            return _composite(image, background)
+        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
     except ValueError as error:
         raise ImageError(Cause.UNSUPPORTED_FORMAT, f"pictures of mode {image.mode} are not supported") from error
 

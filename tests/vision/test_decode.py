@@ -114,6 +114,13 @@ def test_limits_are_exact(image_format: str) -> None:
     assert refusal(data, ImageLimits(len(data), 300, 2.99)) == Cause.TOO_EXTREME_ASPECT
 
 
+def test_a_picture_of_just_the_pixel_limit_is_decoded() -> None:
+    data = saved(Image.new("1", (8000, 8000), 1), "PNG")
+    image = decode(data, LIMITS, WHITE)
+    assert (image.size, image.getextrema()) == ((8000, 8000), ((255, 255),) * 3)
+    assert refusal(saved(Image.new("1", (8001, 8000)), "PNG")) == Cause.TOO_MANY_PIXELS
+
+
 def test_a_bomb_takes_no_memory_and_warns_nobody() -> None:
     second_frame = Image.new("RGB", (8, 8))
     webp = bytearray(saved(noise(8, 8), "WEBP", save_all=True, append_images=[second_frame]))
