@@ -1,38 +1,56 @@
-"""The embeddings of pictures, each encoded once however many chunks its tokens are split into."""
+"""The embeddings of pictures: encoded once for all equal ones, however many chunks and sequences use them."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from airside.proto.messages import ImageRow, PixelsRef
+from airside.proto.messages import EncodedRow, ImageRow, PixelsRef
 
-CACHE_BYTES_MAX = 128 * 1024**2
+USES_MAX = 4096
+"""Images of sequences of which it is remembered that they were told of. One that is forgotten is told of again."""
+
+Content = bytes | tuple[int, int]
+"""What equal pictures share: their content hash; of a picture without one, whose and which it is."""
 
 
 class ImageEmbeddings:
-    """Encodes pictures and keeps the embeddings of the latest, up to `bytes_max`.
+    """Encodes pictures and keeps the embeddings of those used last, up to `bytes_max` between steps.
+
+    All ranks are given the same plans, so they keep the same pictures.
 
     Args:
-        encode: one picture's pixels -> [num_image_tokens, hidden].
+        encode: one picture's pixels -> [num_image_tokens, hidden]. Not called for a picture that is kept.
+        bytes_max: what may be kept; a picture that a step touches is there until the end of the step in any case.
     """
 
-    def __init__(self, encode: Callable[[PixelsRef], Tensor], bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(self, encode: Callable[[PixelsRef], Tensor], bytes_max: int) -> None:
         self._encode = encode
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._kept: OrderedDict[Content, Tensor] = OrderedDict()  # least recently used first
+        self._used: OrderedDict[tuple[int, int], None] = OrderedDict()  # images that were told of, oldest first
+        self._news: list[EncodedRow] = []
 
-    def rows(self, images: list[ImageRow]) -> Tensor:
+    def rows(self, images: Sequence[ImageRow]) -> Tensor:
         """[sum(embed_count), hidden]: the parts of the pictures that a step touches, in its order.
 
         Raises:
             ValueError: a row asks for more embeddings than its picture has.
         """
-        return torch.cat([self._part(image) for image in images])
+        parts = torch.cat([self._part(image) for image in images])
+        while self._bytes > self._bytes_max:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return parts
+
+    def take_news(self) -> list[EncodedRow]:
+        """Since the last call: images that a sequence used for the first time, or that had to be encoded again."""
+        news, self._news = self._news, []
+        return news
 
     def _part(self, image: ImageRow) -> Tensor:
         embeddings = self._get(image)
@@ -46,12 +64,22 @@ class ImageEmbeddings:
 
     def _get(self, image: ImageRow) -> Tensor:
         key = (image.seq_id, image.image_index)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        embeddings = self._encode(image.pixels)
-        self._kept[key] = embeddings
+        content: Content = image.content_hash or key
+        embeddings = self._kept.get(content)
+        if embeddings is not None:
+            self._kept.move_to_end(content)
+            if key not in self._used:
+                self._tell(key, encode_s=0.0)
+            return embeddings
+        started_s = time.perf_counter()
+        embeddings = self._kept[content] = self._encode(image.pixels)
         self._bytes += embeddings.nbytes
-        while self._bytes > self._bytes_max:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        self._tell(key, time.perf_counter() - started_s)
         return embeddings
+
+    def _tell(self, key: tuple[int, int], encode_s: float) -> None:
+        self._news.append(EncodedRow(*key, encode_s))
+        self._used[key] = None
+        self._used.move_to_end(key)
+        if len(self._used) > USES_MAX:
+            self._used.popitem(last=False)

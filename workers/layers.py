@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
-from airside.workers.model_config import ModelConfig, RopeConfig
+from airside.workers.model_config import ModelConfig, RopeAxes, RopeConfig
 from airside.workers.parallel import ColumnParallelLinear, RankGroup, RowParallelLinear
 from airside.workers.placed_rows import PlacedRows
 from airside.workers.weights.weight_source import WeightSource
@@ -22,6 +23,26 @@ class RotaryTable:
         angles = torch.arange(max_positions)[:, None].float() * inverse_frequencies(config.rope, config.head_dim)
         self.cos = angles.cos().to(device)
         self.sin = angles.sin().to(device)
+        self._axis_of_pair = None if config.rope_axes is None else _axis_of_pair(config.rope_axes).to(device)
+
+    def rotate(self, q: Tensor, k: Tensor, batch: PlacedRows) -> None:
+        """Turns the heads of the tokens of `batch`, [num_tokens, num_heads, head_dim] each, in place.
+
+        Where the axes of a position differ, each pair of a head turns with its own axis.
+        """
+        if batch.positions.ndim == 1:
+            ops.rotary_embedding(q, k, batch.positions, self.cos, self.sin)
+            return
+        assert self._axis_of_pair is not None, "positions on three axes, for a model with one"
+        of_pair = batch.positions[self._axis_of_pair].long()  # [head_dim / 2, num_tokens]
+        cos, sin = (table.t().gather(1, of_pair).t().contiguous() for table in (self.cos, self.sin))
+        ops.rotary_embedding(q, k, torch.arange(len(cos), dtype=torch.int32, device=cos.device), cos, sin)
+
+
+def _axis_of_pair(axes: RopeAxes) -> Tensor:
+    """[head_dim / 2] int64."""
+    sections = torch.tensor(axes.sections)
+    return (torch.arange(len(sections)) % 3).repeat_interleave(sections)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -48,20 +69,25 @@ def _stretch_long_waves(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(between, blended, result)
 
 
-def norm_of_sum(x: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+def norm_of_sum(x: Tensor | None, residual: Tensor, norm: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
     """Adds `x`, if any, into the residual stream, in place; returns the norm of that.
 
     A norm and the addition before it are one operator, so a block's output is added when the next one reads.
     """
-    return ops.rms_norm(residual, norm, eps) if x is None else ops.add_rms_norm(x, residual, norm, eps)
+    if x is None:
+        return ops.rms_norm(residual, norm, eps, zero_centred=zero_centred)
+    return ops.add_rms_norm(x, residual, norm, eps, zero_centred=zero_centred)
 
 
-def final_states(x: Tensor | None, residual: Tensor, wanted: Tensor, norm: Tensor, eps: float) -> Tensor:
+def final_states(
+    x: Tensor | None, residual: Tensor, wanted: Tensor, norm: Tensor, eps: float, *, zero_centred: bool = False
+) -> Tensor:
     """[len(wanted), hidden]: the final norm of the tokens at `wanted` alone. `x`: what the last layer adds."""
     if wanted.numel() == 0:
         return residual[:0]
     assert x is not None, "a model without layers"
-    return norm_of_sum(torch.index_select(x, 0, wanted), torch.index_select(residual, 0, wanted), norm, eps)
+    x, residual = (torch.index_select(states, 0, wanted) for states in (x, residual))
+    return norm_of_sum(x, residual, norm, eps, zero_centred=zero_centred)
 
 
 class Attention:
@@ -70,6 +96,7 @@ class Attention:
     Args:
         out: what the checkpoint calls the projection of the result.
         norms: what it calls the norms of each head's query and key, if the model has them.
+        window: how many positions a token sees up to and with its own; 0: all.
     """
 
     def __init__(
@@ -81,6 +108,7 @@ class Attention:
         *,
         out: str = "o_proj",
         norms: tuple[str, str] = ("q_norm", "k_norm"),
+        window: int = 0,
     ) -> None:
         self._heads = (
             config.num_heads // group.size,
@@ -88,7 +116,8 @@ class Attention:
             config.num_kv_heads // group.size,
         )
         self._head_dim = config.head_dim
-        self._scale = config.head_dim**-0.5
+        self._scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self._window = window
         kv_size = config.num_kv_heads * config.head_dim
         q_size = config.num_heads * config.head_dim
         self._qkv = ColumnParallelLinear(
@@ -110,10 +139,18 @@ class Attention:
         q, k, v = self._qkv(x).view(num_tokens, -1, self._head_dim).split(self._heads, dim=1)  # type: ignore[no-untyped-call]
         if self._norms:
             q, k = (norm(heads) for norm, heads in zip(self._norms, (q, k), strict=True))
-        ops.rotary_embedding(q, k, batch.positions, rotary.cos, rotary.sin)
+        rotary.rotate(q, k, batch)
         ops.kv_cache_write(k, v, cache.k, cache.v, batch.slots)
         out = ops.paged_attention(
-            q, cache.k, cache.v, batch.block_tables, batch.query_starts, batch.context_lens, self._scale
+            q,
+            cache.k,
+            cache.v,
+            batch.block_tables,
+            batch.query_starts,
+            batch.context_lens,
+            self._scale,
+            window=self._window,
+            attend_to=batch.attend_to,
         )
         return self._out(out.view(num_tokens, -1))
 
@@ -124,10 +161,12 @@ class _HeadNorm:
     def __init__(self, weights: WeightSource, name: str, config: ModelConfig) -> None:
         self._weight = weights.read(f"{name}.weight", (config.head_dim,))
         self._eps = config.rms_norm_eps
+        self._zero_centred = config.zero_centred_norms
 
     def __call__(self, heads: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> the same shape, contiguous."""
-        return ops.rms_norm(heads.reshape(-1, heads.shape[2]), self._weight, self._eps).view(heads.shape)
+        rows = heads.reshape(-1, heads.shape[2])
+        return ops.rms_norm(rows, self._weight, self._eps, zero_centred=self._zero_centred).view(heads.shape)
 
 
 class Mlp:
@@ -135,6 +174,7 @@ class Mlp:
 
     Args:
         names: what the checkpoint calls gate, up and down.
+        act: of the product: one of the gated activations of `ops`.
     """
 
     def __init__(
@@ -144,7 +184,9 @@ class Mlp:
         config: ModelConfig,
         group: RankGroup,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        act: Callable[[Tensor], Tensor] = ops.silu_and_mul,
     ) -> None:
+        self._act = act
         inner = config.intermediate_size
         gate, up, down = names
         self._gate_up = ColumnParallelLinear(
@@ -161,4 +203,4 @@ class Mlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
-        return self._down(ops.silu_and_mul(self._gate_up(x)))
+        return self._down(self._act(self._gate_up(x)))

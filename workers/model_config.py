@@ -33,19 +33,19 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The vision tower and its connector. Sizes are in pixels."""
+class RopeAxes:
+    """Three axes of positions: time, height, width (M-RoPE: Wang et al. 2024, arXiv 2409.12191).
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_channels: int
-    image_size: int
-    patch_size: int
-    hidden_act: str
-    layer_norm_eps: float
-    scale_factor: int  # of the pixel shuffle: scale_factor**2 patches become one token
+    Text has the same position on all three, a picture's tokens have their places in it.
+    """
+
+    sections: tuple[int, ...]  # so many of a head's rotary pairs turn with each axis in turn, the first again after all
+    merge_size: int  # a token is a square of so many by so many of the patches that `image_grid_thw` counts
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """What the vision tower and what joins it to the decoder look like: each family has a subclass, with its parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,15 @@ class EngramConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SlidingWindowConfig:
+    """Layers whose tokens see the last few positions only. Their cache holds all of them nevertheless."""
+
+    layers: tuple[int, ...]
+    window: int  # positions that a token sees up to and with its own
+    rope: RopeConfig  # of these layers
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A model's shape. The text fields describe the decoder, whatever the family calls it."""
 
@@ -107,6 +116,19 @@ class ModelConfig:
     vision: VisionConfig | None = None
     short_conv: ShortConvConfig | None = None
     engram: EngramConfig | None = None
+    rope_axes: RopeAxes | None = None  # None: one position per token
+    sliding: SlidingWindowConfig | None = None
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    zero_centred_norms: bool = False  # as in ops.rms_norm
+    image_mark_id: int | None = None  # stands for a picture in a prompt; None: the image token does
+    image_mark_text: tuple[str, str] = ("", "")  # what a prompt's text gets before and after each mark
+    atomic_image_tokens: int = 0  # of a picture, that attend to one another; 0: attention is causal
+
+    @property
+    def picture_ids(self) -> tuple[int, ...]:
+        """Tokens that stand for pictures, in prompts or in the model: it never makes them itself."""
+        ids = (self.image_token_id, self.image_mark_id)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
     def num_attention_layers(self) -> int:
@@ -134,7 +156,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     config = _read_json(file)
     if config.get("quantization_config"):
         raise CheckpointError(f"{file}: quantized checkpoints are not supported; use one in bfloat16 or float32")
-    from airside.workers.config_parsers import PARSERS  # which needs the types above
+    from airside.workers.model_configs.registry import PARSERS  # which needs the types above
 
     names = config.get("architectures") or ["(none named)"]
     parse = PARSERS.get(names[0])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from airside.proto.messages import PixelsRef, StepPlan, StepResult
 from airside.proto.settings import WorkerSettings
+from airside.workers.axis_positions import AxisPositions
 from airside.workers.grammars import Grammars
 from airside.workers.image_embeddings import ImageEmbeddings
 from airside.workers.kv_cache import LayerCache, allocate_kv_cache, count_kv_blocks
@@ -18,6 +19,7 @@ from airside.workers.logprobs import prompt_records
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.causal_model import CausalModel, Drafter
 from airside.workers.parallel import RankGroup
+from airside.workers.picture_sights import with_sights
 from airside.workers.pixels import PixelArena
 from airside.workers.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from airside.workers.state_slots import count_state_slots
@@ -79,8 +81,9 @@ class ModelRunner:
         self.grammars = grammars
         self._drafter = drafter
         log_q = None if drafter is None else drafter.log_q
-        self._sampler = Sampler(grammars, log_q, device, config.image_token_id) if group.rank == 0 else None
-        self._images = ImageEmbeddings(self._encode)
+        self._sampler = Sampler(grammars, log_q, device, config.picture_ids) if group.rank == 0 else None
+        self._images = ImageEmbeddings(self._encode, settings.embedding_cache_bytes)
+        self._axis_positions = None if config.rope_axes is None else AxisPositions(config, arena)
         self._cache: list[LayerCache] = []  # empty until `allocate`
         self._num_blocks = 0
         self._before: _StepBefore | None = None
@@ -113,6 +116,11 @@ class ModelRunner:
         batch = build_step_batch(
             plan, rows, self._settings.block_size, self._num_blocks, self._device, all_wanted=has_drafter
         )
+        if self._axis_positions is not None and plan.images:
+            batch = self._axis_positions.placed(plan, batch)
+        if self._config.atomic_image_tokens and plan.images:
+            assert self._config.image_token_id is not None
+            batch = with_sights(batch, plan.images, self._config.image_token_id)
         final = self._model.forward(self._embed(plan, batch.token_ids), batch, self._cache)
         # With a draft head all tokens are wanted; those that get logits are a part of them.
         scored = final[torch.cat((batch.sampled, batch.prompt_scored))] if has_drafter else final
@@ -121,6 +129,7 @@ class ModelRunner:
         prompt_logprobs = self._score_prompts(plan, scored[num_positions:])
         self._before = _StepBefore(plan.step_id, num_positions, None if sampled is None else sampled.tokens)
         proposals = self._propose(plan, batch, final)
+        encoded = self._images.take_news()  # on all ranks, or it would add up on those that do not answer
         if sampled is None:
             return None
         return StepResult(
@@ -129,6 +138,7 @@ class ModelRunner:
             execute_s=time.perf_counter() - started_s,
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,
+            encoded=encoded,
             **proposals,
         )
 

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +40,13 @@ class PixelArena:
         self._folder = folder
         self._segments: OrderedDict[str, _Segment] = OrderedDict()
 
-    def read(self, pixels: PixelsRef, device: torch.device) -> dict[str, Tensor]:
-        """Copies of one picture's tensors, by name. Raises PixelsUnreadable."""
+    def read(self, pixels: PixelsRef, device: torch.device, names: Container[str] | None = None) -> dict[str, Tensor]:
+        """Copies of one picture's tensors, by name: all, or those among `names`. Raises PixelsUnreadable."""
         memory = self._map(pixels.segment)
         if pixels.slab < 0 or pixels.slab + pixels.num_bytes > len(memory):
             raise PixelsUnreadable(f"slab {pixels.slab} of {pixels.num_bytes} bytes is outside {pixels.segment}")
-        return {ref.name: _read_tensor(memory, pixels, ref).to(device) for ref in pixels.tensors}
+        refs = [ref for ref in pixels.tensors if names is None or ref.name in names]
+        return {ref.name: _read_tensor(memory, pixels, ref).to(device) for ref in refs}
 
     def _map(self, name: str) -> mmap.mmap:
         path = self._folder / name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -17,11 +17,12 @@ Int = TypeVar("Int", bound=np.signedinteger)
 class PlacedRows:
     """Tokens, row after row: of each row consecutive positions of a sequence, in the blocks of its table."""
 
-    positions: Tensor  # [num_tokens] int32
+    positions: Tensor  # [num_tokens] int32: of the rotary embedding; [3, num_tokens] where axes differ (`rope_axes`)
     slots: Tensor  # [num_tokens] int64, block_id * block_size + offset
     block_tables: Tensor  # [num_rows, max_blocks] int32; what is behind a row's own blocks is not read
     query_starts: Tensor  # [num_rows + 1] int32: row i is tokens [query_starts[i], query_starts[i + 1])
     context_lens: Tensor  # [num_rows] int32: tokens of the sequence up to and with the row's last
+    attend_to: Tensor | None = field(default=None, kw_only=True)  # as in ops.paged_attention; None: causal
 
 
 def place_rows(

@@ -44,14 +44,14 @@ class Sampler:
     Args:
         grammars: of the structured sequences; None: there can be none.
         log_q: of the draft head, for the records, if there is one.
-        image_token_id: is never sampled: a token that only pictures may bring would be taken for one.
+        picture_ids: are never sampled: tokens that only pictures may bring would be taken for some.
     """
 
     def __init__(
-        self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device, image_token_id: int | None = None
+        self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device, picture_ids: tuple[int, ...] = ()
     ) -> None:
         self._grammars = grammars
-        self._image_token_id = image_token_id
+        self._picture_ids = list(picture_ids)
         self._log_q = log_q
         self._device = device
         self._states = SequenceStates(device)
@@ -67,7 +67,7 @@ class Sampler:
         """Tokens and records of all sampled positions.
 
         What happens to logits, in order: records are made of them; then penalties, biases and allowed ids
-        (`SequenceStates.adjust`), grammar, bans, `ops.sample`. The image token is out after the records. A forced
+        (`SequenceStates.adjust`), grammar, bans, `ops.sample`. Picture tokens are out after the records. A forced
         token takes the place of the one sampled.
 
         Args:
@@ -89,8 +89,8 @@ class Sampler:
         return Sampled(tokens, b"" if records is None else records.of(tokens, self._log_q))
 
     def _exclude_images(self, logits: Tensor) -> None:
-        if self._image_token_id is not None:
-            logits[:, self._image_token_id] = float("-inf")
+        if self._picture_ids:
+            logits[:, self._picture_ids] = float("-inf")
 
     def _structured(self, plan: StepPlan, sampled_rows: list[SampledRow]) -> list[SampledRow]:
         if not plan.structured:

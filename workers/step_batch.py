@@ -117,9 +117,10 @@ def build_step_batch(
     def per_row(data: bytes) -> Tensor | None:
         return tensor(column(data, np.int32).astype(np.int64).reshape(len(rows.num_new), -1)) if data else None
 
+    shifts = tensor(np.repeat(column(plan.position_shifts, np.int32), rows.num_new)) if plan.position_shifts else None
     state_slots, state_from = per_row(plan.state_slots), per_row(plan.state_from)
     return StepBatch(
-        positions=placed.positions,
+        positions=placed.positions if shifts is None else placed.positions - shifts,
         slots=placed.slots,
         block_tables=placed.block_tables,
         query_starts=placed.query_starts,

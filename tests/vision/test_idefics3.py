@@ -9,16 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
 
-from airside.vision_workers.families.registry import Family, UnsupportedModel, load_family
-
-SIZES = [
-    *[(1, 1), (2, 2), (3, 1), (1, 3), (1, 64), (64, 1), (31, 32), (32, 32), (33, 32), (32, 33)],
-    *[(64, 32), (65, 32), (32, 65), (96, 96), (97, 95), (100, 100), (128, 128), (128, 127), (127, 128), (129, 128)],
-    *[(257, 27), (27, 257), (200, 150), (150, 200), (640, 480), (480, 640), (333, 111), (111, 334), (800, 4), (4, 800)],
-]  # (width, height)
+from airside.vision_workers.families.family import Family, UnsupportedModel
+from airside.vision_workers.families.registry import load_family
+from tests.checkpoints import load_processor
+from tests.vision.family_cases import PICTURES, Reference, assert_equal_to, assert_equal_together, picture
 
 
 @pytest.fixture(scope="module", params=["splitting", "single_tile"])
@@ -33,38 +28,33 @@ def family(checkpoint: Path) -> Family:
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Any:  # Any: a transformers processor
-    image_seq_len = json.loads((checkpoint / "processor_config.json").read_text())["image_seq_len"]
-    return Idefics3Processor(
-        AutoImageProcessor.from_pretrained(checkpoint, backend="pil"),
-        AutoTokenizer.from_pretrained(checkpoint),
-        image_seq_len=image_seq_len,
+def reference(checkpoint: Path) -> Reference:
+    return reference_of(checkpoint)
+
+
+def reference_of(checkpoint: Path) -> Reference:
+    """Of a checkpoint that has nothing but what is said about pictures."""
+    return Reference(load_processor(checkpoint), "<image>", prompt_axis=True, mark_text=("", ""))
+
+
+@pytest.mark.parametrize(("kind", "width", "height"), PICTURES)
+def test_equals_the_reference(family: Family, reference: Reference, kind: str, width: int, height: int) -> None:
+    assert_equal_to(reference, family, picture(kind, width, height))
+
+
+def test_pictures_of_one_prompt_can_be_processed_one_by_one(family: Family, reference: Reference) -> None:
+    assert_equal_together(
+        reference, family, [picture("noise", 30, 20), picture("photo", 640, 480), picture("drawing", 20, 90)]
     )
 
 
-def picture(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_equals_the_reference(family: Family, reference: Any, width: int, height: int) -> None:
-    image = picture(width, height)
-    expected = reference(text="a<image>b", images=[image], return_tensors="np")
-    around = [reference.tokenizer(text, add_special_tokens=False)["input_ids"] for text in "ab"]
-    assert [*around[0], *family.shape(width, height), *around[1]] == expected["input_ids"][0].tolist()
-
-    tensors = family.process(image)
-    assert tensors["pixel_values"].dtype == np.float32
-    assert np.array_equal(tensors["pixel_values"], expected["pixel_values"][0])
-    assert tensors["pixel_attention_mask"].dtype == np.uint8
-    assert np.array_equal(tensors["pixel_attention_mask"], expected["pixel_attention_mask"][0])
-
-
-def test_pictures_of_several_sizes_can_be_processed_one_by_one(family: Family, reference: Any) -> None:
+def test_pictures_of_several_prompts_too(family: Family, reference: Reference) -> None:
     """The reference pads the batch with tiles of zeros, and only behind a prompt's own tiles."""
-    pictures = [picture(30, 20), picture(640, 480), picture(20, 90)]
+    pictures = [picture("noise", 30, 20), picture("noise", 640, 480), picture("noise", 20, 90)]
     alone = [family.process(image) for image in pictures]
-    together = reference(text=["<image><image>", "<image>"], images=[pictures[:2], pictures[2:]], return_tensors="np")
+    together = reference.processor(
+        text=["<image><image>", "<image>"], images=[pictures[:2], pictures[2:]], return_tensors="np"
+    )
     prompts = [alone[:2], alone[2:]]
     for prompt, pixels, masks in zip(prompts, together["pixel_values"], together["pixel_attention_mask"], strict=True):
         own_pixels = np.concatenate([tensors["pixel_values"] for tensors in prompt])
@@ -75,13 +65,25 @@ def test_pictures_of_several_sizes_can_be_processed_one_by_one(family: Family, r
         assert not masks[len(own_masks) :].any()
 
 
+@pytest.mark.parametrize(("width", "height"), [(4000, 3000), (1024, 768), (900, 2700), (2048, 1536), (300, 5000)])
+def test_large_tiles_equal_the_reference(splitting_checkpoint: Path, tmp_path: Path, width: int, height: int) -> None:
+    """At SmolVLM's own sizes: up to 2048 pixels, in tiles of 512."""
+    whole = json.loads((splitting_checkpoint / "processor_config.json").read_text())
+    values = {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}
+    whole |= {"image_processor": whole["image_processor"] | values, "image_seq_len": (512 // 8) ** 2 // 2**2}
+    folder = changed(splitting_checkpoint, tmp_path, "processor_config.json", **whole)
+    assert_equal_to(reference_of(Path(folder)), load_family(folder), picture("photo", width, height))
+
+
 def test_splitting_makes_tiles_and_marks(splitting_checkpoint: Path) -> None:
     """Guards the comparisons above against a reference that does not split either."""
     family = load_family(str(splitting_checkpoint))
-    num_tiles = len(family.process(picture(640, 480))["pixel_values"])
+    tensors = family.process(picture("noise", 640, 480))
+    assert tensors["pixel_attention_mask"].dtype == np.uint8
+    num_tiles = len(tensors["pixel_values"])
     assert num_tiles == 4 * 3 + 1
     image_id = json.loads((splitting_checkpoint / "config.json").read_text())["image_token_id"]
-    assert np.count_nonzero(family.shape(640, 480) == image_id) == 4 * num_tiles
+    assert np.count_nonzero(family.shape(640, 480).expansion == image_id) == 4 * num_tiles
 
 
 def changed(checkpoint: Path, folder: Path, file: str, **values: Any) -> str:
@@ -123,6 +125,6 @@ def test_the_older_layout_of_files_works_too(single_tile_checkpoint: Path, tmp_p
     (tmp_path / "processor_config.json").write_text(json.dumps(whole))
     family = load_family(str(tmp_path))
     expected = load_family(str(single_tile_checkpoint))
-    assert np.array_equal(family.shape(70, 50), expected.shape(70, 50))
-    image = picture(70, 50)
+    assert np.array_equal(family.shape(70, 50).expansion, expected.shape(70, 50).expansion)
+    image = picture("photo", 70, 50)
     assert np.array_equal(family.process(image)["pixel_values"], expected.process(image)["pixel_values"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from airside._core import Engine, EngineConfig, Request
 from airside.controller.plan_message import output_frame, plan_frame
 from airside.controller.vision_ledger import VisionLedger
-from airside.proto.messages import OutputBatch, StepPlan, decode
+from airside.proto.messages import OutputBatch, PixelsRef, StepPlan, decode
 from airside.workers.model_runner import ModelRunner
 
 
@@ -25,16 +27,50 @@ class Outcome:
     num_cached: int = 0
 
 
-def run_engine(runner: ModelRunner, config: EngineConfig, requests: list[Request]) -> Outcome:
-    """Runs text requests to their ends; with `async_scheduling` each step is planned before the last is executed."""
-    engine, outcome = Engine(config), Outcome()
+@dataclass(frozen=True, slots=True)
+class ReadyImage:
+    """A picture whose pixels lie in a segment."""
+
+    expansion: bytes  # i32
+    pixels: PixelsRef
+
+
+class _ReadyImages:
+    """The part of the vision ledger that plans need."""
+
+    def __init__(self, images: Mapping[int, list[ReadyImage]]) -> None:
+        self._images = images
+
+    def pixels(self, seq_id: int, image_index: int) -> tuple[PixelsRef, bytes]:
+        return self._images[seq_id][image_index].pixels, b""
+
+
+def run_engine(
+    runner: ModelRunner,
+    config: EngineConfig,
+    requests: list[Request],
+    images: Mapping[int, list[ReadyImage]] | None = None,
+    engine: Engine | None = None,
+) -> Outcome:
+    """Runs requests to their ends; with `async_scheduling` each step is planned before the last is executed.
+
+    Args:
+        images: of sequences that have some.
+        engine: goes on with this one, and what is cached there.
+    """
+    engine, outcome = engine or Engine(config), Outcome()
+    ledger = cast(VisionLedger, _ReadyImages(images or {}))
     for request in requests:
         rejection = engine.add(request, 0.0)
         assert rejection is None, rejection.detail
+    for seq_id, ready in (images or {}).items():
+        for index, image in enumerate(ready):
+            assert engine.set_shape(seq_id, index, image.expansion)
+            assert engine.set_ready(seq_id, index)
     planned: deque[StepPlan] = deque()
     while True:
         while (plan := engine.schedule(0.0)) is not None:
-            message = decode(plan_frame(plan, _NO_PICTURES))
+            message = decode(plan_frame(plan, ledger))
             assert isinstance(message, StepPlan)
             planned.append(message)
         if not planned:
@@ -58,9 +94,6 @@ def run_engine(runner: ModelRunner, config: EngineConfig, requests: list[Request
     outcome.num_drafted, outcome.num_accepted = stats.draft_tokens, stats.accepted_tokens
     outcome.num_cached = stats.prefix_cache_hits
     return outcome
-
-
-_NO_PICTURES = VisionLedger(attempts_max=1)
 
 
 def _collect(engine: Engine, outcome: Outcome) -> None:

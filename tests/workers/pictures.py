@@ -1,4 +1,4 @@
-"""Pictures for the tests: processed one by one, as vision workers do, and laid into an arena segment."""
+"""Prompts with pictures for a lone runner: processed one by one, as vision workers do, and laid into segments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import AutoProcessor, BatchFeature
+from transformers import AutoModelForImageTextToText, AutoProcessor, BatchFeature
 
 from airside.proto.messages import PixelsRef, TensorRef
-from tests.checkpoints import IMAGE_TOKEN_ID, IMAGE_TOKENS_PER_TILE
+from airside.workers.load import load_runner
+from airside.workers.model_runner import ModelRunner
+from airside.workers.parallel import RankGroup
+from airside.workers.pixels import PixelArena
+from tests.checkpoints import IMAGE_TOKEN_ID
+from tests.workers.step_plans import Track, run_tracks, scattered_blocks, worker_settings
 
 SLAB = 4096
+NUM_TOKENS = 8
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
@@ -41,7 +47,7 @@ def make_prompt(checkpoint: Path, arena: Path, text: str, images: list[Image.Ima
     for index, image in enumerate(images):
         tensors = {k: v.numpy() for k, v in processor.image_processor([image], return_tensors="pt").items()}
         pixels.append(write_segment(arena, f"{name}-{index}", tensors))
-        count = tensors["pixel_values"].shape[1] * IMAGE_TOKENS_PER_TILE
+        count = processor(text="<image>", images=[image])["input_ids"][0].count(IMAGE_TOKEN_ID)
         image_places.append(places[:count])
         places = places[count:]
     assert not places
@@ -56,3 +62,34 @@ def write_segment(arena: Path, name: str, tensors: dict[str, NDArray[np.generic]
         data += tensor.tobytes()
     (arena / name).write_bytes(bytes(SLAB) + data)
     return PixelsRef(name, SLAB, len(data), refs)
+
+
+def runner_for(path: Path, arena: Path) -> ModelRunner:
+    """The model on one rank, with 256 blocks."""
+    runner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena(arena))
+    runner.allocate(256)
+    return runner
+
+
+def tracks_for(prompts: list[Prompt], seed: int = 0) -> list[Track]:
+    """One sequence per prompt, in blocks that depend on the seed."""
+    blocks = scattered_blocks(len(prompts), 64, seed)
+    return [
+        Track(seq_id, list(p.tokens), table, p.pixels, p.image_places)
+        for seq_id, (p, table) in enumerate(zip(prompts, blocks, strict=True))
+    ]
+
+
+def generate(runner: ModelRunner, prompts: list[Prompt], chunk: int) -> list[list[int]]:
+    """The next `NUM_TOKENS` tokens of each prompt, all computed together in chunks."""
+    return run_tracks(runner.execute, tracks_for(prompts), chunk, NUM_TOKENS)
+
+
+def expected_tokens(path: Path, prompt: Prompt) -> list[int]:
+    """The next `NUM_TOKENS` tokens of transformers."""
+    model = AutoModelForImageTextToText.from_pretrained(path)
+    out = model.generate(
+        **prompt.inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+    )
+    tokens: list[int] = out[0, len(prompt.tokens) :].tolist()
+    return tokens

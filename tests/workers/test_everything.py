@@ -145,7 +145,7 @@ def serve(
         if waiting and step % every == 0:
             _add(rank, engine, *waiting.popleft(), step)
         while (plan := engine.schedule(float(step))) is not None:
-            message = decode(plan_frame(plan, VisionLedger(attempts_max=1)))
+            message = decode(plan_frame(plan, VisionLedger()))
             assert isinstance(message, StepPlan)
             in_flight.append(message)
         if (fresh := relaunch()) is not None:

@@ -9,23 +9,21 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from airside.proto.messages import PixelsRef
-from airside.workers.load import load_runner
 from airside.workers.model_config import load_model_config
-from airside.workers.model_runner import ModelRunner
 from airside.workers.models.idefics3 import Idefics3ForConditionalGeneration
 from airside.workers.parallel import RankGroup
-from airside.workers.pixels import PixelArena
 from airside.workers.weights.safetensors_files import SafetensorsFiles
-from tests.workers.pictures import Prompt, make_prompt, picture
-from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks, worker_settings
-
-NUM_TOKENS = 8
-
-
-def runner_for(path: Path, arena: Path) -> ModelRunner:
-    runner = load_runner(worker_settings(str(path)), RankGroup(0, 1), PixelArena(arena))
-    runner.allocate(256)
-    return runner
+from tests.workers.pictures import (
+    NUM_TOKENS,
+    Prompt,
+    expected_tokens,
+    generate,
+    make_prompt,
+    picture,
+    runner_for,
+    tracks_for,
+)
+from tests.workers.step_plans import Track, plan_step, run_tracks, scattered_blocks
 
 
 def prompts_for(path: Path, arena: Path) -> list[Prompt]:
@@ -36,26 +34,6 @@ def prompts_for(path: Path, arena: Path) -> list[Prompt]:
         make_prompt(path, arena, "The <image> is", [small], "b"),
         make_prompt(path, arena, "The red circle", [], "c"),
     ]
-
-
-def expected_tokens(path: Path, prompt: Prompt) -> list[int]:
-    model = AutoModelForImageTextToText.from_pretrained(path)
-    out = model.generate(
-        **prompt.inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
-    )
-    return out[0, len(prompt.tokens) :].tolist()
-
-
-def tracks_for(prompts: list[Prompt], seed: int = 0) -> list[Track]:
-    blocks = scattered_blocks(len(prompts), 64, seed)
-    return [
-        Track(seq_id, list(p.tokens), table, p.pixels, p.image_places)
-        for seq_id, (p, table) in enumerate(zip(prompts, blocks, strict=True))
-    ]
-
-
-def generate(runner: ModelRunner, prompts: list[Prompt], chunk: int) -> list[list[int]]:
-    return run_tracks(runner.execute, tracks_for(prompts), chunk, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("chunk", [5, 16, 512])

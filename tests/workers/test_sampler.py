@@ -183,13 +183,13 @@ def test_a_gap_in_the_output_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("with_records", [False, True])
-def test_the_image_token_is_never_sampled_and_its_probability_told(with_records: bool) -> None:
+def test_picture_tokens_are_never_sampled_and_their_probabilities_told(with_records: bool) -> None:
     plan = plan_step(1, [Track(0, [5], [0], logprobs=2 if with_records else -1)], [1])
     logits = torch.tensor([[1.0, 9.0, 3.0, 2.0]])
-    sampler = Sampler(None, None, CPU, image_token_id=1)
+    sampler = Sampler(None, None, CPU, picture_ids=(1, 2))
     sampler.begin(plan)
     sampled = sampler.sample(plan, read_rows(plan), logits)
-    assert sampled.tokens.tolist() == [2]
+    assert sampled.tokens.tolist() == [3]
     if with_records:
         (record,) = read_records(sampled.logprobs, 1)
         assert record.top_ids == [1, 2]

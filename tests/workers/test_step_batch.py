@@ -45,6 +45,14 @@ def test_tokens_positions_and_slots() -> None:
     assert (batch.state_slots, batch.state_from, batch.tail_ids) == (None, None, None)
 
 
+def test_rows_behind_pictures_have_earlier_positions_but_the_same_slots() -> None:
+    plan = plan_step(1, tracks(), [4, 1, 2])
+    batch = step_batch(dataclasses.replace(plan, position_shifts=np.array([2, 0, 0], np.int32).tobytes()))
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert batch.positions.dtype is torch.int32
+    assert batch.slots.tolist() == step_batch(plan).slots.tolist()
+
+
 def test_drafts_are_sampled_too() -> None:
     own = tracks()
     own[1].drafts = [25, 26]

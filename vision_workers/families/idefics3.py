@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tokenizers import Tokenizer
-from transformers import AutoImageProcessor
 
-from airside.vision_workers.families.registry import UnsupportedModel
+from airside.vision_workers.families.family import ImageShape, UnsupportedModel
+from airside.vision_workers.families.image_processor import load_image_processor, load_tokenizer, processor_config
+from airside.vision_workers.pixels import levels_of, pixels_of, resize, spread
 
 _IMAGE = "<image>"
 _FAKE = "<fake_token_around_image>"
@@ -24,7 +23,7 @@ _SIDE_MAX = 4096  # the reference processor never resizes a picture to more than
 
 
 class Idefics3:
-    """The checkpoint's own image processor, and what its processor puts in the place of `<image>`.
+    """What the checkpoint's own image processor makes of a picture, and its processor of `<image>`.
 
     A picture becomes square tiles of `max_image_size`: without splitting, one; with splitting, a grid of tiles and,
     when the grid has more than one, the whole picture once more as the last ("global") tile.
@@ -36,24 +35,19 @@ class Idefics3:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            # Pillow's resampling everywhere: torchvision's differs in the last bits, and is not always installed.
-            self._processor = AutoImageProcessor.from_pretrained(
-                folder, backend="pil", local_files_only=True, trust_remote_code=False
-            )
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise UnsupportedModel(f"{folder} has no usable image processor or tokenizer: {error}") from error
-        self._image_seq_len = _image_seq_len(folder)
+        self._processor = load_image_processor(folder)
+        self._tokenizer = load_tokenizer(folder)
+        self._image_seq_len = int(processor_config(folder).get("image_seq_len", _IMAGE_SEQ_LEN_DEFAULT))
+        self._levels = levels_of(self._processor)
         self._tile_side = int(self._processor.max_image_size["longest_edge"])
         self._image_token_id = self._token_id(_IMAGE, config)
         self._expansions: dict[tuple[int, int], NDArray[np.int32]] = {}  # by grid, of which there are few
         _check_seq_len(self._image_seq_len, self._tile_side, config)
         self._expand(0, 0)  # refuses a tokenizer without the marks at once
 
-    def shape(self, width: int, height: int) -> NDArray[np.int32]:
+    def shape(self, width: int, height: int) -> ImageShape:
         """As `Family.shape`: marks, and `image_seq_len` image tokens for each tile."""
-        return self._expand(*self._grid(width, height))
+        return ImageShape(self._expand(*self._grid(width, height)))
 
     def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:
         """As `Family.process`.
@@ -62,13 +56,25 @@ class Idefics3:
             pixel_values: [num_tiles, 3, side, side] float32.
             pixel_attention_mask: [num_tiles, side, side] uint8; 1 where there is a picture.
         """
-        made = self._processor([[image]], do_pad=True, return_row_col_info=True, return_tensors="np")
-        grid = (made["rows"][0][0], made["cols"][0][0])
-        assert grid == self._grid(*image.size), f"{image.size} became {grid}, not {self._grid(*image.size)}"
+        side, (rows, cols) = self._tile_side, self._grid(*image.size)
+        pixels = pixels_of(image)
+        if self._processor.do_resize:
+            pixels = self._resize(pixels, *self._resized(*image.size))
+        pixels = self._resize(pixels, side * max(cols, 1), side * max(rows, 1))
+        corners = [(row * side, col * side) for row in range(max(rows, 1)) for col in range(max(cols, 1))]
+        tiles = [pixels[top : top + side, left : left + side] for top, left in corners]
+        if rows:
+            tiles.append(self._resize(pixels, side, side))
+        pixel_values = np.empty((len(tiles), 3, side, side), dtype=np.float32)
+        for tile, out in zip(tiles, pixel_values, strict=True):
+            spread(tile, self._levels, out)
         return {
-            "pixel_values": np.ascontiguousarray(made["pixel_values"][0], dtype=np.float32),
-            "pixel_attention_mask": np.ascontiguousarray(made["pixel_attention_mask"][0], dtype=np.uint8),
+            "pixel_values": pixel_values,
+            "pixel_attention_mask": np.ones((len(tiles), side, side), dtype=np.uint8),
         }
+
+    def _resize(self, pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+        return resize(pixels, width, height, self._processor.resample)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) of the tiles that a picture is split into; (0, 0) when it is not split."""
@@ -132,13 +138,6 @@ def _with_longer_side(width: int, height: int, side: int, *, even: bool) -> tupl
     return (side, shorter) if width >= height else (shorter, side)
 
 
-def _image_seq_len(folder: Path) -> int:
-    """Image tokens per tile, from processor_config.json."""
-    path = folder / "processor_config.json"
-    told = json.loads(path.read_text()) if path.exists() else {}
-    return int(told.get("image_seq_len", _IMAGE_SEQ_LEN_DEFAULT))
-
-
 def _check_seq_len(image_seq_len: int, tile_side: int, config: dict[str, Any]) -> None:
     """The prompt must have as many image tokens as the vision tower and the connector make embeddings."""
     patch_side, scale = config.get("vision_config", {}).get("patch_size"), config.get("scale_factor")
@@ -150,3 +149,6 @@ def _check_seq_len(image_seq_len: int, tile_side: int, config: dict[str, Any]) -
             f"processor_config.json has image_seq_len {image_seq_len}, but tiles of {tile_side} pixels in patches of "
             f"{patch_side}, shuffled by {scale}, make {made} tokens"
         )
+
+
+FAMILIES = {"idefics3": Idefics3, "smolvlm": Idefics3}

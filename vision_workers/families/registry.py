@@ -1,30 +1,18 @@
-"""Which family a checkpoint belongs to."""
+"""Which family a checkpoint belongs to: the `FAMILIES` of every file in this folder."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from airside.vision_workers import families
+from airside.vision_workers.families.family import Family, UnsupportedModel
 
-
-class UnsupportedModel(Exception):
-    """The checkpoint's pictures cannot be processed; the text says why and what would help."""
-
-
-class Family(Protocol):
-    """A checkpoint's way with pictures."""
-
-    def shape(self, width: int, height: int) -> NDArray[np.int32]:
-        """The token ids, [num_tokens], that take the place of the mark of a picture of this upright size in pixels."""
-        ...
-
-    def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:
-        """The tensors of one upright RGB picture by name; the family's docstring gives their shapes and dtypes."""
-        ...
+FamilyClass = Callable[[Path, dict[str, Any]], Family]  # Any: JSON
 
 
 def load_family(model_path: str) -> Family:
@@ -42,15 +30,19 @@ def load_family(model_path: str) -> Family:
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{folder} is no checkpoint folder: config.json cannot be read ({error})") from error
     model_type = config.get("model_type")
-    match model_type:
-        case "idefics3" | "smolvlm":
-            # Imported here: each family pulls in what it alone needs, and that takes seconds.
-            from airside.vision_workers.families.idefics3 import Idefics3
+    known = _families()
+    if model_type in known:
+        return known[model_type](folder, config)
+    if "vision_config" not in config:
+        raise UnsupportedModel(f"{folder} is a text-only model ({model_type}): it takes no pictures")
+    raise UnsupportedModel(
+        f"pictures for model type {model_type!r} are not supported; supported: {', '.join(sorted(known))}"
+    )
 
-            return Idefics3(folder, config)
-        case _ if "vision_config" not in config:
-            raise UnsupportedModel(f"{folder} is a text-only model ({model_type}): it takes no pictures")
-        case _:
-            raise UnsupportedModel(
-                f"pictures for model type {model_type!r} are not supported; idefics3 and smolvlm are"
-            )
+
+def _families() -> dict[str, FamilyClass]:
+    found: dict[str, FamilyClass] = {}
+    for module in pkgutil.iter_modules(families.__path__):
+        if module.name != "registry":
+            found |= getattr(importlib.import_module(f"{families.__name__}.{module.name}"), "FAMILIES", {})
+    return found

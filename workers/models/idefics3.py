@@ -8,6 +8,7 @@ from torch import Tensor
 
 from airside.workers.linear import make_linear
 from airside.workers.model_config import ModelConfig
+from airside.workers.model_configs.idefics3 import Idefics3VisionConfig
 from airside.workers.models.idefics3_vision import VisionTower
 from airside.workers.models.llama import LlamaForCausalLM
 from airside.workers.parallel import RankGroup
@@ -23,7 +24,7 @@ class Idefics3ForConditionalGeneration(LlamaForCausalLM):
 
     def __init__(self, config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> None:
         super().__init__(config, weights, group, max_positions, ("model.text_model.", "text_model."))
-        assert config.vision is not None
+        assert isinstance(config.vision, Idefics3VisionConfig)
         vision = config.vision
         at = "" if weights.has("vision_model.post_layernorm.weight") else "model."
         self._tower = VisionTower(weights, f"{at}vision_model", vision)
@@ -55,3 +56,6 @@ def shuffle_pixels(features: Tensor, factor: int) -> Tensor:
     tiles, rows, columns, hidden = features.shape
     squares = features.view(tiles, rows // factor, factor, columns // factor, factor, hidden)
     return squares.permute(0, 1, 3, 2, 4, 5).reshape(-1, factor * factor * hidden)
+
+
+MODELS = {"Idefics3ForConditionalGeneration": Idefics3ForConditionalGeneration}

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from airside.workers.linear import Linear, make_linear
-from airside.workers.model_config import CheckpointError, VisionConfig
+from airside.workers.model_configs.idefics3 import Idefics3VisionConfig
+from airside.workers.models.vision_layers import LayerNorm, VisionLayer
 from airside.workers.weights.weight_source import WeightSource
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": functools.partial(functional.gelu, approximate="tanh"),
-    "gelu": functional.gelu,
-}
 
 
 class VisionTower:
     """Patches to features. Weights are read from the tensors below `prefix`."""
 
-    def __init__(self, weights: WeightSource, prefix: str, config: VisionConfig) -> None:
+    def __init__(self, weights: WeightSource, prefix: str, config: Idefics3VisionConfig) -> None:
         size, hidden = config.patch_size, config.hidden_size
         self._patch_size = size
-        self._per_side = config.image_size // size
+        self._per_side = config.patches_per_side
         name = f"{prefix}.embeddings.patch_embedding"
         self._patch_weight = weights.read(f"{name}.weight", (hidden, config.num_channels, size, size))
         self._patch_bias = weights.read(f"{name}.bias", (hidden,))
@@ -85,52 +77,3 @@ def position_ids(real: Tensor, per_side: int) -> Tensor:
     column_buckets = buckets(real[:, 0, :].sum(dim=1), real.shape[2])
     ids = row_buckets[:, :, None] * per_side + column_buckets[:, None, :]
     return torch.where(real, ids, 0).flatten(1)
-
-
-class LayerNorm:
-    """Layer norm with weight and bias over the last axis."""
-
-    def __init__(self, weights: WeightSource, name: str, config: VisionConfig) -> None:
-        self._shape = (config.hidden_size,)
-        self._weight = weights.read(f"{name}.weight", self._shape)
-        self._bias = weights.read(f"{name}.bias", self._shape)
-        self._eps = config.layer_norm_eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
-
-
-class VisionLayer:
-    """A pre-norm transformer layer with attention in both directions."""
-
-    def __init__(self, weights: WeightSource, prefix: str, config: VisionConfig) -> None:
-        activation = _ACTIVATIONS.get(config.hidden_act)
-        if activation is None:
-            known = ", ".join(_ACTIVATIONS)
-            raise CheckpointError(f"vision hidden_act {config.hidden_act} is not supported; supported: {known}")
-        self._activation = activation
-        self._num_heads = config.num_heads
-        self._head_dim = config.hidden_size // config.num_heads
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self._norm1 = LayerNorm(weights, f"{prefix}.layer_norm1", config)
-        self._norm2 = LayerNorm(weights, f"{prefix}.layer_norm2", config)
-        attention = f"{prefix}.self_attn"
-        self._qkv = _biased_linear(weights, [f"{attention}.{p}_proj" for p in "qkv"], hidden, hidden)
-        self._out = _biased_linear(weights, [f"{attention}.out_proj"], hidden, hidden)
-        self._fc1 = _biased_linear(weights, [f"{prefix}.mlp.fc1"], inner, hidden)
-        self._fc2 = _biased_linear(weights, [f"{prefix}.mlp.fc2"], hidden, inner)
-
-    def __call__(self, x: Tensor, visible: Tensor | None) -> Tensor:
-        """[num_tiles, num_patches, hidden] -> the same shape; visible: [num_tiles, 1, 1, num_patches] bool."""
-        tiles, patches, hidden = x.shape
-        qkv = self._qkv(self._norm1(x).view(-1, hidden)).view(tiles, patches, 3, self._num_heads, self._head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        x = x + self._out(mixed.transpose(1, 2).reshape(-1, hidden)).view_as(x)
-        inner = self._activation(self._fc1(self._norm2(x).view(-1, hidden)))
-        return x + self._fc2(inner).view_as(x)
-
-
-def _biased_linear(weights: WeightSource, names: list[str], out_features: int, in_features: int) -> Linear:
-    weight = torch.cat([weights.read(f"{name}.weight", (out_features, in_features)) for name in names])
-    return make_linear(weight, torch.cat([weights.read(f"{name}.bias", (out_features,)) for name in names]))

@@ -100,3 +100,6 @@ class Lfm2ForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self._head(hidden)
+
+
+MODELS = {"Lfm2ForCausalLM": Lfm2ForCausalLM}

@@ -30,6 +30,7 @@ class LlamaForCausalLM:
 
     Args:
         prefixes: where the decoder's tensors may be in the checkpoint, likeliest first.
+        heads: what the untied head may be called, likeliest first.
         max_positions: the longest sequence that will be served.
     Raises:
         CheckpointError: a tensor is missing or has the wrong shape.
@@ -42,6 +43,7 @@ class LlamaForCausalLM:
         group: RankGroup,
         max_positions: int,
         prefixes: tuple[str, ...] = ("model.", ""),
+        heads: tuple[str, ...] = ("lm_head",),
     ) -> None:
         at = next((p for p in prefixes if weights.has(f"{p}embed_tokens.weight")), prefixes[0])
         vocab, hidden = config.vocab_size, config.hidden_size
@@ -54,7 +56,8 @@ class LlamaForCausalLM:
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
         head = self._embedding.weight
         if not config.tie_word_embeddings:
-            head = read_vocab_rows(weights, "lm_head", vocab, hidden, group)
+            name = next((head for head in heads if weights.has(f"{head}.weight")), heads[0])
+            head = read_vocab_rows(weights, name, vocab, hidden, group)
         self._head = VocabParallelHead(head, vocab, group)
         self._rotary = RotaryTable(config, max_positions, head.device)
 
@@ -81,3 +84,10 @@ class LlamaForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self._head(hidden)
+
+
+MODELS = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,  # a Llama with other biases
+    "Qwen3ForCausalLM": LlamaForCausalLM,  # and one with norms in its attention
+}

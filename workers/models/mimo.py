@@ -71,3 +71,6 @@ class MtpLayer:
         x = self._layer.attention(x, batch, rotary, cache)
         x = self._layer.mlp(ops.add_rms_norm(x, residual, self._layer.post_attention_norm, self._eps))
         return ops.add_rms_norm(x, residual, self._final_norm, self._eps)
+
+
+MODELS = {"MiMoForCausalLM": MiMoForCausalLM}
