@@ -23,6 +23,9 @@ class Cause(StrEnum):
     TOO_MANY_PIXELS = "too_many_pixels"
     TOO_EXTREME_ASPECT = "too_extreme_aspect"
     ARENA_TOO_SMALL = "arena_too_small"
+    NOT_ALLOWED = "not_allowed"  # its URL
+    FETCH_FAILED = "fetch_failed"
+    FETCH_TIMEOUT = "fetch_timeout"
     INTERNAL = "internal"
 
 
