@@ -15,6 +15,7 @@ from itertools import islice
 import psutil
 
 from airside.controller.engine_host import EngineHost
+from airside.controller.engine_setup import vision_limits
 from airside.controller.front_desk import FrontDesk
 from airside.controller.gauges import gather_gauges, gather_peers
 from airside.controller.grammar_desk import GrammarDesk
@@ -35,7 +36,6 @@ NAME = "controller"
 REPLACED = "replaced by a new process of the same name"
 TURN_MESSAGES_MAX = 512  # then the engine gets its turn, however many more have come
 TICK_S = 0.5  # the longest wait, and how often silence is looked for
-JOB_SILENCE_MAX_S = 60.0  # one picture may keep a vision worker busy for this long
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Controller:
         self._post = Post(hub)
         self._peers = Peers()
         self._host = EngineHost(settings)
-        self._desk = FrontDesk(self._host, takes_images=settings.image_token_id is not None)
+        self._ledger = VisionLedger(vision_limits(settings))
+        self._desk = FrontDesk(self._host, self._ledger, takes_images=settings.image_token_id is not None)
         self._grammars = GrammarDesk(self._host, self._post)
         self._ranks = RankDesk(self._host, self._grammars, self._peers, self._post)
-        self._ledger = VisionLedger(settings.image_job_attempts_max)
         self._vision = VisionDesk(self._ledger, self._host, self._desk, self._post)
-        self._supervision = SupervisorDesk(settings)
+        self._supervision = SupervisorDesk(settings, self._ledger)
         self._clock = StepClock()
         self._oldest_since = 0.0  # when the oldest step in flight became that
         self._told = self._state()  # what the gateways know
@@ -80,6 +80,7 @@ class Controller:
             self._start_steps()
             self._reply()
             self._tell_state()
+            self._tell_load()
             self._watch()
         self._shut_down(self._stop_why)
 
@@ -122,6 +123,15 @@ class Controller:
             self._clock.end_step()
             self._oldest_since = time.monotonic()
             self._vision.perform(self._ledger.close_step())
+            if result.encoded:
+                self._tell_encoded(result.encoded)
+
+    def _tell_encoded(self, rows: Sequence[msg.EncodedRow]) -> None:
+        """Tells gateways of the embeddings of their sequences' images; before the ends that the same step brings."""
+        for row in rows:
+            gateway = self._desk.gateway_of(row.seq_id)
+            if gateway is not None:
+                self._post.send(gateway, msg.ImageEncoded(row.seq_id, row.image_index, row.encode_s))
 
     def _reply(self) -> None:
         """Sends the gateways what their sequences made since the last time, and lets go of those that ended."""
@@ -145,10 +155,10 @@ class Controller:
         """A sequence has ended, and its front end was told."""
         self._desk.end(seq_id)
         self._grammars.close(seq_id)
-        self._vision.perform(self._ledger.end(seq_id))
+        self._vision.end(seq_id)
 
     def _state(self) -> msg.EngineState:
-        return self._host.state(vision_ready=self._ledger.num_workers > 0)
+        return self._host.state(vision_ready=self._supervision.vision_ready)
 
     def _tell_state(self) -> None:
         """Tells all gateways the engine's state, if it is news."""
@@ -157,6 +167,13 @@ class Controller:
             self._told = state
             for gateway in self._desk.gateways.names:
                 self._post.send(gateway, state)
+
+    def _tell_load(self) -> None:
+        """Tells the supervisor how busy the vision workers are, when that is due."""
+        load = self._supervision.take_load(time.monotonic())
+        if load is not None:
+            assert self._supervision.supervisor is not None
+            self._post.send(self._supervision.supervisor, load)
 
     def _watch(self) -> None:
         """Gives up peers that take no messages, and once a tick those that are silent or stuck in their work."""
@@ -168,7 +185,8 @@ class Controller:
         is_computing = self._host.steps_in_flight > 0
         excused = self._host.ranks if is_computing else []
         self._give_up(self._peers.silent(now, silence_s, excused), f"silent for {silence_s:g} s")
-        self._give_up(self._ledger.stuck(now, JOB_SILENCE_MAX_S), f"no progress in {JOB_SILENCE_MAX_S:g} s")
+        job_s = self._settings.image_job_timeout_s
+        self._give_up(self._ledger.stuck(now), f"one picture took more than {job_s:g} s (vision.job_timeout_s)")
         if is_computing and now - self._oldest_since > step_s:
             self._give_up(self._host.ranks, f"a step took more than {step_s:g} s (engine.step_timeout_s)")
 
@@ -208,8 +226,8 @@ class Controller:
                 self._post.send(peer, gather_peers(message.query_id, now, *parts))
             case msg.GrammarReady() | msg.GrammarFailed():
                 self._grammars.hear(peer, message)
-            case msg.Credit() | msg.Shape() | msg.Pixels() | msg.ImageFailed():
-                self._vision.hear(peer, message, now)
+            case msg.Credit() | msg.Fetched() | msg.Shape() | msg.Pixels() | msg.ImageFailed() | msg.ArenaFull():
+                self._vision.hear(peer, message, envelope.attachments, now)
             case msg.GatewayHello():
                 self._on_gateway_hello(peer, message)
             case msg.WorkerHello():
@@ -242,10 +260,10 @@ class Controller:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def _on_add_request(self, peer: str, request: msg.AddRequest, images: Sequence[memoryview]) -> None:
-        answer = self._desk.add(peer, request, len(images), time.time())
+        answer = self._desk.add(peer, request, images, time.time())
         self._post.send(peer, answer)
         if isinstance(answer, msg.Accepted):
-            self._vision.perform(self._ledger.add(request.seq_id, images, time.monotonic()))
+            self._vision.add(request, images)
             if request.grammar:
                 self._grammars.open(request.seq_id, request.grammar)
         elif self._peers.get(peer) is None:  # a gateway of another controller's time: it must start afresh
@@ -276,10 +294,10 @@ class Controller:
             self._post.send(peer, message)
 
     def _on_scale_vision(self, peer: str, request: msg.ScaleVision) -> None:
-        outcome = self._supervision.scale(request)
-        if not outcome.refused:
+        outcome, target = self._supervision.scale(request)
+        if target is not None:
             assert self._supervision.supervisor is not None
-            self._post.send(self._supervision.supervisor, msg.VisionTarget(outcome.replicas))
+            self._post.send(self._supervision.supervisor, target)
         self._post.send(peer, outcome)
 
     # --- workers --------------------------------------------------------------------------------------------------
@@ -307,6 +325,8 @@ class Controller:
         if may_join:
             self._peers.join(Role.VISION_WORKER, peer, hello.node, hello.pid, time.monotonic())
             self._vision.join(peer, hello)
+            if self._supervision.supervisor is not None:
+                self._post.send(self._supervision.supervisor, msg.VisionJoined(peer))
 
     def _on_goodbye(self, peer: str) -> None:
         self._vision.lose(peer)

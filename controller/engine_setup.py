@@ -1,8 +1,9 @@
-"""What the engine core is told: its limits, and the requests that come in over the bus."""
+"""What the engine core and the vision ledger are told: limits, and the requests that come in over the bus."""
 
 from __future__ import annotations
 
 from airside._core import Engine, EngineConfig, Request
+from airside.controller.vision_dispatch import VisionLimits
 from airside.proto.messages import AddRequest
 from airside.proto.settings import ControllerSettings
 
@@ -31,6 +32,8 @@ def make_engine(settings: ControllerSettings, num_blocks: int, num_state_slots: 
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             vocab_size=settings.vocab_size,
+            image_mark_id=settings.image_mark_id,
+            atomic_images=settings.atomic_images,
         )
     )
 
@@ -69,4 +72,16 @@ def make_request(message: AddRequest, client: int) -> Request:
         golden_tokens=message.golden_tokens,
         golden_mode=message.golden_mode,
         golden_acceptance=message.golden_acceptance,
+    )
+
+
+def vision_limits(settings: ControllerSettings) -> VisionLimits:
+    """What images and vision workers are held to."""
+    return VisionLimits(
+        attempts_max=settings.image_job_attempts_max,
+        job_s=settings.image_job_timeout_s,
+        fetch_s=2 * settings.fetch_timeout_s + settings.image_job_timeout_s,  # twice its time, and patience
+        bytes_max=settings.image_bytes_max,
+        file_bytes_max=settings.image_file_bytes_max,
+        cache_bytes=settings.pixel_cache_bytes,
     )

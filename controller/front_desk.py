@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airside.controller.engine_host import EngineHost, EngineStatus
 from airside.controller.engine_setup import make_request
 from airside.controller.front_ends import FrontEnds
 from airside.controller.live_requests import LiveRequest, LiveRequests
+from airside.controller.vision_ledger import VisionLedger, image_files
 from airside.proto.abort_cause import AbortCause
 from airside.proto.messages import Accepted, AddRequest, Rejected, StopSequence
 
@@ -15,18 +18,20 @@ class FrontDesk:
 
     Args:
         host: has the engine, once there is one.
+        images: knows how many bytes of files wait.
         takes_images: whether the model has a vision tower.
     """
 
-    def __init__(self, host: EngineHost, takes_images: bool) -> None:
+    def __init__(self, host: EngineHost, images: VisionLedger, takes_images: bool) -> None:
         self.gateways = FrontEnds()
         self._host = host
+        self._images = images
         self._takes_images = takes_images
         self._requests = LiveRequests()
 
-    def add(self, gateway: str, request: AddRequest, num_images: int, now: float) -> Accepted | Rejected:
-        """Puts a request into the engine's queue, or says why not. `num_images` came with it."""
-        refused = self._refusal(gateway, request, num_images) or self._add_to_engine(gateway, request, now)
+    def add(self, gateway: str, request: AddRequest, images: Sequence[memoryview], now: float) -> Accepted | Rejected:
+        """Puts a request into the engine's queue, or says why not. `images` came with it."""
+        refused = self._refusal(gateway, request, images) or self._add_to_engine(gateway, request, now)
         if refused is not None:
             return Rejected(request.seq_id, *refused)
         engine, client = self._host.engine, self.gateways.number(gateway)
@@ -88,7 +93,7 @@ class FrontDesk:
         request = self._requests.get(seq_id)
         return None if request is None else self.gateways.name(request.client)
 
-    def _refusal(self, gateway: str, request: AddRequest, num_images: int) -> tuple[str, str] | None:
+    def _refusal(self, gateway: str, request: AddRequest, images: Sequence[memoryview]) -> tuple[str, str] | None:
         """The code and detail of what the controller has against a request."""
         if self._host.engine is None or self._host.status is not EngineStatus.READY:
             return "unavailable", f"the engine is {self._host.status.value}: {self._host.detail}"
@@ -97,13 +102,22 @@ class FrontDesk:
             return "unavailable", "the gateway has not said hello"
         if not self._requests.may_share(request.request_id, client, request.arrival):
             return "duplicate_id", f"request {request.request_id!r} is running; choose another id or abort it"
-        if self._requests.get(request.seq_id) is not None:
+        if self._requests.get(request.seq_id) is not None or self._images.knows(request.seq_id):
             return "invalid", f"sequence {request.seq_id} is live already"
+        if not images and not request.image_positions:
+            return None
+        return self._image_refusal(request, images)
+
+    def _image_refusal(self, request: AddRequest, images: Sequence[memoryview]) -> tuple[str, str] | None:
+        """The same of its images."""
+        num_images = len(images)
         if num_images != len(request.image_positions):
             return "invalid", f"{len(request.image_positions)} image marks, {num_images} images"
-        if num_images and not self._takes_images:
+        if not self._takes_images:
             return "invalid", "this model takes no images"
-        return None
+        if any(column and len(column) != num_images for column in (request.image_hashes, request.image_urls)):
+            return "invalid", f"{num_images} images, {len(request.image_hashes)} hashes, {len(request.image_urls)} urls"
+        return self._images.refusal(image_files(request, images), request.cache_salt)
 
     def _add_to_engine(self, gateway: str, request: AddRequest, now: float) -> tuple[str, str] | None:
         engine, client = self._host.engine, self.gateways.number(gateway)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from airside._core import Engine, Stats
@@ -20,6 +21,11 @@ def gather_gauges(
     gauges: dict[str, float] = {
         "vision_queue_depth": ledger.num_queued,
         "vision_workers": ledger.num_workers,
+        "vision_wait_s": ledger.load(time.monotonic()).wait_s,
+        "image_bytes_waiting": ledger.bytes_waiting,
+        "image_cache_hits": ledger.num_hits,
+        "image_cache_misses": ledger.num_misses,
+        "image_cache_bytes": ledger.cache_bytes,
         "controller_step_s": clock.median_s,
     }
     finished: dict[str, int] = {}
@@ -57,4 +63,6 @@ def gather_peers(
 ) -> msg.Peers:
     """The answer to a `PeersQuery`. `now` is of the clock of `peers`."""
     rows = peers.rows(now, ledger.worker_states() | host.rank_states(), ledger.jobs_done())
-    return msg.Peers(query_id, rows, supervision.vision_target, supervision.vision_pending)
+    return msg.Peers(
+        query_id, rows, supervision.vision_target, supervision.vision_pending, supervision.vision_scale_events
+    )

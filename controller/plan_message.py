@@ -22,7 +22,7 @@ _NO_ROWS = pack_rows([])
 
 
 def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
-    """The engine's plan as an encoded `StepPlan`, with the place of each image's pixels.
+    """The engine's plan as an encoded `StepPlan`, with the place and the content of each image's pixels.
 
     Here and below the engine writes its columns into the frame itself: through Python they would cost several times
     as much.
@@ -30,7 +30,7 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
     if plan.is_plain:
         return plan.frame(VERSION, StepPlan.kind, _NO_ROWS, _NO_ROWS, _NO_ROWS)
     images = [
-        ImageRow(seq_id, image_index, start, count, ledger.pixels(seq_id, image_index))
+        ImageRow(seq_id, image_index, start, count, *ledger.pixels(seq_id, image_index))
         for seq_id, image_index, start, count in plan.images
     ]
     opened = [_read_opened(row) for row in plan.opened]

@@ -6,13 +6,16 @@ import logging
 import time
 from collections.abc import Sequence
 
-from airside.controller import vision_ledger as ledger
+from airside.controller import vision_effects as does
 from airside.controller.engine_host import EngineHost
 from airside.controller.front_desk import FrontDesk
 from airside.controller.post import Post
 from airside.controller.segments import unlink_segment
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision_ledger import VisionLedger, image_files
 from airside.proto import messages as msg
+
+Said = msg.Credit | msg.Fetched | msg.Shape | msg.Pixels | msg.ImageFailed | msg.ArenaFull
+"""What a vision worker says of its work."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +36,31 @@ class VisionDesk:
         self._desk = desk
         self._post = post
 
-    def hear(self, peer: str, message: msg.Credit | msg.Shape | msg.Pixels | msg.ImageFailed, now: float) -> None:
+    def add(self, request: msg.AddRequest, attachments: Sequence[memoryview]) -> None:
+        """A sequence was accepted; the attachments are its images."""
+        if attachments:
+            files = image_files(request, attachments)
+            self.perform(self._images.add(request.seq_id, files, time.monotonic(), request.cache_salt))
+
+    def end(self, seq_id: int) -> None:
+        """A sequence has ended."""
+        self.perform(self._images.end(seq_id, time.monotonic()))
+
+    def hear(self, peer: str, message: Said, attachments: Sequence[memoryview], now: float) -> None:
         """What a vision worker says of its work. `now` is of the ledger's clock."""
         match message:
             case msg.Credit():
                 self.perform(self._images.credit(peer, message.jobs, now))
+            case msg.Fetched():
+                self.perform(self._images.fetched(peer, message, attachments, now))
             case msg.Shape():
                 self.perform(self._images.shape(peer, message, now))
             case msg.Pixels():
                 self.perform(self._images.pixels_in(peer, message, now))
             case msg.ImageFailed():
                 self.perform(self._images.image_failed(peer, message, now))
+            case msg.ArenaFull():
+                self.perform(self._images.arena_full(peer, message.num_bytes, now))
 
     def may_join(self, peer: str, segment: str) -> bool:
         """Whether a segment's name is new: an earlier owner's pixels may still be read there. If not, says so."""
@@ -55,41 +72,44 @@ class VisionDesk:
 
     def join(self, peer: str, hello: msg.VisionHello) -> None:
         """A vision worker is up."""
-        self._images.join(peer, hello.segment)
+        self.perform(self._images.join(peer, hello.segment, hello.segment_bytes, time.monotonic()))
         _log.info("vision_worker_joined name=%s pid=%d segment=%s", peer, hello.pid, hello.segment)
 
     def lose(self, peer: str) -> None:
         """A vision worker is gone."""
         self.perform(self._images.lose(peer, time.monotonic()))
 
-    def perform(self, effects: Sequence[ledger.Effect]) -> None:
+    def perform(self, effects: Sequence[does.Effect]) -> None:
         """Does what the ledger says is to be done."""
         for effect in effects:
             match effect:
-                case ledger.Send():
+                case does.Send():
                     self._post.send(effect.peer, effect.message, effect.attachments)
-                case ledger.ShapeKnown():
+                case does.ShapeKnown():
                     self._tell_shape(effect)
-                case ledger.PixelsReady():
+                case does.PixelsReady():
                     self._tell_ready(effect)
-                case ledger.VisionFailed():
+                case does.VisionFailed():
                     self._fail(effect.seq_id, effect.detail)
-                case ledger.SegmentUnused():
+                case does.SegmentUnused():
                     unlink_segment(effect.segment)
 
-    def _tell_shape(self, shape: ledger.ShapeKnown) -> None:
+    def _tell_shape(self, shape: does.ShapeKnown) -> None:
         engine = self._host.engine
         assert engine is not None
         try:
-            engine.set_shape(shape.seq_id, shape.image_index, shape.expansion)
+            engine.set_shape(shape.seq_id, shape.image_index, shape.expansion, shape.content_hash, shape.rope_advance)
         except ValueError as error:
             self._fail(shape.seq_id, f"image {shape.image_index}: {error}")
 
-    def _tell_ready(self, ready: ledger.PixelsReady) -> None:
+    def _tell_ready(self, ready: does.PixelsReady) -> None:
         engine, gateway = self._host.engine, self._desk.gateway_of(ready.seq_id)
         assert engine is not None
         if engine.set_ready(ready.seq_id, ready.image_index) and gateway is not None:
-            news = msg.ImageReady(ready.seq_id, ready.image_index, ready.num_tokens, ready.process_s)
+            process_s = ready.stages.decode_s + ready.stages.process_s
+            news = msg.ImageReady(
+                ready.seq_id, ready.image_index, ready.num_tokens, process_s, ready.is_cached, ready.stages
+            )
             self._post.send(gateway, news)
 
     def _fail(self, seq_id: int, detail: str) -> None:

@@ -1,283 +1,293 @@
 """Every image from its arrival to the release of its pixels. Pure: methods return what is to be done.
 
-    QUEUED ──dispatch──> PROCESSING ──Pixels──> READY ──sequence ended, not in a step──> (released)
-       ^                     │
-       └── worker lost ──────┘   with epoch + 1; after `attempts_max` lost workers the image fails
+    image:  waits for its job ──> ready by a slab ──sequence ended, not in a step──> (let go)
+    job:    UNKNOWN ──Probe──> PROBING ──Shape──> QUEUED ──Job──> PROCESSING ──Pixels──> over    `pixel_jobs.py`
+    slab:   in use ──last image let go──> idle ──room wanted──> freed ──Release                  `pixel_cache.py`
 
-A message from a vision worker counts only when it carries the image's current epoch and comes from the worker that
-the image was given to; any other is stale and changes nothing, but a slab that comes with it is given back at once.
+An image whose content is known to be that of a slab is ready at once; one whose content is that of a job waits for that
+job. So equal pictures are made once, at the same time or later.
+
+A message from a vision worker counts only when what it is about is in its hand, by sequence, image and epoch; any other
+is stale and changes nothing, but a slab that comes with it is given back at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 
-from airside.proto.messages import Cancel, Drain, ImageFailed, Job, Message, Pixels, PixelsRef, Release, Shape
+from airside.controller.pixel_cache import PixelCache, Slab
+from airside.controller.pixel_jobs import Image, JobKey, JobState, KnownShape, PixelJob
+from airside.controller.step_reads import StepReads
+from airside.controller.vision_dispatch import VisionDispatch, VisionLimits
+from airside.controller.vision_effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
+from airside.controller.vision_peers import VisionPeer
+from airside.proto import messages as msg
 
-ImageKey = tuple[int, int]
-"""(seq_id, image_index)"""
+HASH_BYTES = 16
+"""Of what a picture contains."""
 
+_DEFAULTS = VisionLimits()
 _COUNT_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """A message to put on the bus."""
+class ImageFile:
+    """One image as a request brings it.
 
-    peer: str
-    message: Message
-    attachments: tuple[memoryview, ...] = ()
+    `url`: where it is fetched from, if `data` is empty. `hash`: 16 bytes, equal for equal pictures; b"": not known.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ShapeKnown:
-    """The engine may be told how many tokens an image takes. At most once per image."""
-
-    seq_id: int
-    image_index: int
-    expansion: bytes  # i32
+    data: memoryview
+    url: str = ""
+    hash: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class PixelsReady:
-    """The engine and the front end may be told that an image is ready. At most once per image, after `ShapeKnown`."""
-
-    seq_id: int
-    image_index: int
-    num_tokens: int
-    process_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class VisionFailed:
-    """The sequence cannot go on: one of its images failed. At most once per image."""
-
-    seq_id: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentUnused:
-    """The segment of a vision worker that is gone holds no pixels that anybody needs."""
-
-    segment: str
-
-
-Effect = Send | ShapeKnown | PixelsReady | VisionFailed | SegmentUnused
-
-
-class ImageState(Enum):
-    """Where an image is; see the drawing above."""
-
-    QUEUED = auto()
-    PROCESSING = auto()
-    READY = auto()
-    FAILED = auto()
-
-
-@dataclass(slots=True)
-class _Image:
-    key: ImageKey
-    data: memoryview | None  # the file's bytes, until the pixels are in
-    state: ImageState = ImageState.QUEUED
-    epoch: int = 0  # attempts so far
-    worker: str | None = None  # who has the job; set exactly while PROCESSING
-    num_tokens: int | None = None  # known once the shape is
-    pixels: PixelsRef | None = None  # the lease; set exactly while READY
-
-
-@dataclass(slots=True)
-class _VisionWorker:
-    name: str
-    segment: str
-    credits: int = 0
-    draining: bool = False
-    jobs: dict[ImageKey, _Image] = field(default_factory=dict)  # in hand, in the order they were given
-    jobs_done: int = 0
-    progress_at: float = 0.0  # last job given to an empty hand, last word about a job, or last seen waiting for room
+def image_files(request: msg.AddRequest, attachments: Sequence[memoryview]) -> list[ImageFile]:
+    """The images of a request, one attachment each. A gateway may leave out hashes, and URLs where there are none."""
+    hashes, urls = request.image_hashes, request.image_urls
+    return [
+        ImageFile(data, urls[index] if urls else "", hashes[index] if hashes else b"")
+        for index, data in enumerate(attachments)
+    ]
 
 
 class VisionLedger:
-    """All images of all live sequences, and all vision workers.
+    """All images of all live sequences, and all vision workers. Times are seconds of one monotonic clock."""
 
-    Args:
-        attempts_max: how many vision workers may die with one image in hand before it is refused.
-    """
-
-    def __init__(self, attempts_max: int) -> None:
-        self._attempts_max = attempts_max
-        self._sequences: dict[int, list[_Image]] = {}
-        self._queue: OrderedDict[ImageKey, _Image] = OrderedDict()
-        self._workers: dict[str, _VisionWorker] = {}
-        self._leases: Counter[str] = Counter()  # slabs of each segment that are ours
-        self._steps: deque[frozenset[int]] = deque()  # per step in flight, the sequences whose pixels it reads
+    def __init__(self, limits: VisionLimits = _DEFAULTS) -> None:
+        self._limits = limits
+        self._sequences: dict[int, list[Image]] = {}  # in the order they came
+        self._cache = PixelCache(limits.cache_bytes)
+        self._dispatch = VisionDispatch(limits, self._cache)
+        self._jobs, self._peers = self._dispatch.jobs, self._dispatch.peers
+        self._steps = StepReads()
+        self._held: list[tuple[int, Slab]] = []  # slabs of ended sequences that steps in flight still read
         self._orphans: dict[str, str] = {}  # leased segments of lost workers, and whose they were
-        self._held: list[tuple[int, PixelsRef]] = []  # leases of ended sequences that steps in flight still read
+        self._num_hits = self._num_misses = 0
 
     # --- sequences ------------------------------------------------------------------------------------------------
 
-    def add(self, seq_id: int, images: Sequence[memoryview], now: float) -> list[Effect]:
-        """Takes the images of a new sequence, in mark order."""
+    def add(self, seq_id: int, files: Sequence[ImageFile], now: float, salt: str = "") -> list[Effect]:
+        """Takes the images of a new sequence, in mark order. Pixels are shared among sequences of the same salt."""
         assert seq_id not in self._sequences, seq_id
-        if not images:
+        if not files:
             return []
-        rows = [_Image((seq_id, index), data) for index, data in enumerate(images)]
-        self._sequences[seq_id] = rows
-        self._queue.update((image.key, image) for image in rows)
-        return self._dispatch(now)
-
-    def end(self, seq_id: int) -> list[Effect]:
-        """Lets go of a sequence: cancels what is under way, gives back what no step reads. Unknown ones are fine."""
+        self._sequences[seq_id] = images = []
         effects: list[Effect] = []
-        for image in self._sequences.pop(seq_id, ()):
-            self._queue.pop(image.key, None)
-            if image.worker is not None:
-                self._workers[image.worker].jobs.pop(image.key)
-                effects.append(Send(image.worker, Cancel(*image.key, image.epoch)))
-            if image.pixels is not None and self._is_read(seq_id):
-                self._held.append((seq_id, image.pixels))
-            elif image.pixels is not None:
-                effects += self._release(image.pixels)
-        return effects
+        for index, file in enumerate(files):
+            image = Image((seq_id, index), now, _salted(file.hash, salt))
+            images.append(image)
+            effects += self._settle(image, file, salt)
+        return effects + self._dispatch.advance(now)
+
+    def end(self, seq_id: int, now: float) -> list[Effect]:
+        """Lets go of a sequence: cancels what nobody else wants, gives back what no step reads. Unknown: fine."""
+        effects: list[Effect] = []
+        images = self._sequences.pop(seq_id, [])
+        for image in images:
+            if image.job is not None:
+                effects += self._leave(image)
+            if image.slab is not None and self._steps.has(seq_id):
+                self._held.append((seq_id, image.slab))
+            elif image.slab is not None:
+                effects += self._let_go(image.slab)
+        return effects + (self._dispatch.advance(now) if images else [])
 
     def begin_step(self, seq_ids: Iterable[int]) -> None:
         """A step that reads these sequences' pixels is in flight: their slabs stay until no such step is."""
-        self._steps.append(frozenset(seq_ids))
+        self._steps.begin(seq_ids)
 
     def close_step(self) -> list[Effect]:
         """The oldest step in flight is done."""
-        self._steps.popleft()
-        if not self._held:
-            return []
-        over = [pixels for seq_id, pixels in self._held if not self._is_read(seq_id)]
-        self._held = [(seq_id, pixels) for seq_id, pixels in self._held if self._is_read(seq_id)]
-        return [effect for pixels in over for effect in self._release(pixels)]
+        self._steps.close()
+        return self._let_go_held() if self._held else []
 
     def drop_steps(self) -> list[Effect]:
         """All steps in flight are lost, and nobody reads for them any more."""
-        effects: list[Effect] = []
-        while self._steps:
-            effects += self.close_step()
-        return effects
+        self._steps.clear()
+        return self._let_go_held()
 
-    def pixels(self, seq_id: int, image_index: int) -> PixelsRef:
-        """Where the pixels of a ready image of a live sequence are."""
-        pixels = self._sequences[seq_id][image_index].pixels
-        assert pixels is not None, (seq_id, image_index)
-        return pixels
+    def pixels(self, seq_id: int, image_index: int) -> tuple[msg.PixelsRef, bytes]:
+        """Where the pixels of a ready image of a live sequence are, and its content (b"": not known)."""
+        image = self._sequences[seq_id][image_index]
+        assert image.slab is not None, image.key
+        return image.slab.ref, image.hash
 
     # --- vision workers -------------------------------------------------------------------------------------------
 
-    def join(self, name: str, segment: str) -> None:
+    def join(self, name: str, segment: str, segment_bytes: int, now: float) -> list[Effect]:
         """A vision worker is up. It gets jobs once it has given credits. `name` must not be a live worker's."""
-        assert name not in self._workers, name
-        self._workers[name] = _VisionWorker(name, segment)
+        self._peers.join(VisionPeer(name, segment, segment_bytes))
+        self._cache.open(segment, segment_bytes)
+        return self._dispatch.advance(now)
 
     def credit(self, name: str, jobs: int, now: float) -> list[Effect]:
         """The worker can take `jobs` more. Ignored for workers that are unknown or draining."""
-        worker = self._workers.get(name)
-        if worker is None or worker.draining or jobs <= 0:
-            return []
-        worker.credits += jobs
-        return self._dispatch(now)
+        self._dispatch.credit(name, jobs)
+        return self._dispatch.advance(now)
 
     def drain(self, name: str) -> list[Effect]:
         """The worker gets no more jobs and is asked to leave. Unknown and already draining ones are fine."""
-        worker = self._workers.get(name)
-        if worker is None or worker.draining:
+        peer = self._peers.get(name)
+        if peer is None or peer.is_draining:
             return []
-        worker.draining, worker.credits = True, 0
-        return [Send(name, Drain())]
+        peer.drain()
+        return [Send(name, msg.Drain()), *self._release(self._cache.close(peer.segment))]
 
     def lose(self, name: str, now: float) -> list[Effect]:
         """The worker is gone. Its jobs go to others; its segment stays as long as a live sequence needs it."""
-        worker = self._workers.pop(name, None)
-        if worker is None:
+        peer = self._peers.leave(name)
+        if peer is None:
             return []
         effects: list[Effect] = []
-        for image in reversed(worker.jobs.values()):  # the oldest ends up at the front of the queue
-            image.worker = None
-            if image.epoch >= self._attempts_max:
-                effects.append(self._fail(image, f"{_vision_workers(image.epoch)} died on it"))
-            else:
-                image.state = ImageState.QUEUED
-                self._queue[image.key] = image
-                self._queue.move_to_end(image.key, last=False)
-        if not self._leases[worker.segment]:
-            del self._leases[worker.segment]
-            effects.append(SegmentUnused(worker.segment))
+        for job in self._dispatch.lose(peer, now):
+            effects += self._fail(job, f"vision worker lost: {_in_words(self._limits.attempts_max)} died on it")
+        self._cache.close(peer.segment)
+        if self._cache.is_leased(peer.segment):
+            self._orphans[peer.segment] = name
         else:
-            self._orphans[worker.segment] = name
-        return effects + self._dispatch(now)
+            effects.append(SegmentUnused(peer.segment))
+        return effects + self._dispatch.advance(now)
 
-    def stuck(self, now: float, silence_max_s: float) -> list[str]:
-        """Workers that have had jobs in hand for this long without a word about any. To be asked once in a while.
+    def stuck(self, now: float) -> list[str]:
+        """Workers that have had one thing in hand for too long. To be asked once in a while.
 
-        A worker whose slabs we hold may be waiting for room rather than hang: its time starts when they are back.
+        A worker that waits for room says so again and again (`arena_full`), and its time starts anew.
         """
-        for worker in self._workers.values():
-            if self._leases[worker.segment]:
-                worker.progress_at = now
-        return [w.name for w in self._workers.values() if w.jobs and now - w.progress_at > silence_max_s]
+        return self._dispatch.stuck(now)
+
+    def arena_full(self, name: str, num_bytes: int, now: float) -> list[Effect]:
+        """The oldest job of the worker is done, and waits for so many bytes: what is idle there makes room."""
+        peer = self._peers.get(name)
+        if peer is None or peer.oldest is None:
+            return []
+        peer.room_wanted, peer.progress_at = num_bytes, now
+        freed = self._release(self._cache.make_room(peer.segment, num_bytes))
+        return freed or self._dispatch.move(peer.oldest, now) or self._break_deadlock(peer, peer.oldest, now)
 
     # --- what vision workers say ----------------------------------------------------------------------------------
 
-    def shape(self, peer: str, message: Shape, now: float) -> list[Effect]:
-        """The token ids that take an image's place. A second attempt's shape is the same and says nothing new."""
-        image = self._current(peer, message, now)
-        if image is None or image.num_tokens is not None:
+    def fetched(self, name: str, message: msg.Fetched, files: Sequence[memoryview], now: float) -> list[Effect]:
+        """The file of a picture, which may turn out to be one that is known."""
+        job = self._dispatch.fetched(name, _key(message))
+        if job is None:
             return []
-        image.num_tokens = len(message.expansion) // 4
-        return [ShapeKnown(*image.key, message.expansion)]
+        if len(files) != 1 or len(message.content_hash) != HASH_BYTES:
+            return self._fail(job, "the vision worker sent no file") + self._dispatch.advance(now)
+        self._jobs.receive(job, files[0], message.fetch_s)
+        return self._share(job, message.content_hash) + self._dispatch.advance(now)
 
-    def pixels_in(self, peer: str, message: Pixels, now: float) -> list[Effect]:
-        """An image's tensors are in the sender's segment."""
-        image = self._current(peer, message, now)
-        if image is None:
-            return [Send(peer, Release(message.pixels.slab))]
-        worker = self._finish_job(image)
-        if image.num_tokens is None or message.pixels.segment != worker.segment:
-            what = "pixels without a shape" if image.num_tokens is None else "pixels in a foreign segment"
-            return [Send(peer, Release(message.pixels.slab)), self._fail(image, f"the vision worker sent {what}")]
-        image.state, image.data, image.pixels = ImageState.READY, None, message.pixels
-        self._leases[worker.segment] += 1
-        return [PixelsReady(*image.key, image.num_tokens, message.process_s), *self._dispatch(now)]
-
-    def image_failed(self, peer: str, message: ImageFailed, now: float) -> list[Effect]:
-        """An image that cannot be used ends its sequence."""
-        image = self._current(peer, message, now)
-        if image is None:
+    def shape(self, name: str, message: msg.Shape, now: float) -> list[Effect]:
+        """The size of a picture, and the token ids that take its place."""
+        job = self._dispatch.probed(name, _key(message))
+        if job is None:
             return []
-        self._finish_job(image)
-        return [self._fail(image, f"{message.cause}: {message.detail}"), *self._dispatch(now)]
+        known = KnownShape(message.expansion, max(message.width * message.height, 1), message.rope_advance)
+        self._dispatch.know(job, known, now)
+        effects: list[Effect] = [_shape_known(image, known) for image in job.images]
+        return effects + self._dispatch.advance(now)
+
+    def pixels_in(self, name: str, message: msg.Pixels, now: float) -> list[Effect]:
+        """A picture's tensors are in the sender's segment."""
+        key, ref = _key(message), message.pixels
+        if not self._dispatch.is_news(name, key):
+            return []
+        job, is_ours = self._dispatch.made(name, key, now), self._cache.holds(ref)
+        give_back: list[Effect] = [] if is_ours else [Send(name, msg.Release(ref.slab))]
+        if job is None:
+            return give_back
+        if is_ours or ref.segment != self._peers[name].segment:
+            why = "the vision worker sent pixels in a place that is not its to give"
+            return [*give_back, *self._fail(job, why), *self._dispatch.advance(now)]
+        assert job.shape is not None
+        self._dispatch.measured(job, message.decode_s + message.process_s)
+        stages = _stages(job, message, now)
+        images = self._jobs.close(job)
+        slab = self._cache.take(ref, job.shape, job.content)
+        effects = [self._make_ready(image, slab, _wait(image, now) if image.is_hit else stages) for image in images]
+        return effects + self._dispatch.advance(now)
+
+    def image_failed(self, name: str, message: msg.ImageFailed, now: float) -> list[Effect]:
+        """A picture that cannot be used ends the sequences that want it."""
+        key = _key(message)
+        dispatch = self._dispatch
+        job = dispatch.fetched(name, key) or dispatch.probed(name, key) or dispatch.made(name, key, now)
+        if job is None:
+            return []
+        return self._fail(job, f"{message.cause}: {message.detail}") + self._dispatch.advance(now)
 
     # --- what others may ask --------------------------------------------------------------------------------------
 
     @property
     def num_queued(self) -> int:
-        """Images that wait for a vision worker."""
-        return len(self._queue)
+        """Pictures that wait for a vision worker."""
+        return len(self._jobs) - self._dispatch.num_in_hand
 
     @property
     def num_workers(self) -> int:
         """Vision workers that take jobs: live, and not asked to leave."""
-        return sum(not worker.draining for worker in self._workers.values())
+        return len(self._peers.takers())
+
+    def knows(self, seq_id: int) -> bool:
+        """Whether a sequence of this id has images here, or has left a job behind that others wait for."""
+        return seq_id in self._sequences or any(job.name[0] == seq_id for job in self._jobs)
+
+    def refusal(self, files: Sequence[ImageFile], salt: str = "") -> tuple[str, str] | None:
+        """Code and detail, as in `Rejected`, of why these files cannot wait here now."""
+        new = {_salted(file.hash, salt) or b"%d" % index: file.data.nbytes for index, file in enumerate(files)}
+        wanted = sum(size for content, size in new.items() if self._jobs.find(content) is None)
+        taken, most = self._dispatch.bytes_claimed, self._limits.bytes_max
+        if wanted > most:
+            return "invalid", (
+                f"its images have {wanted} bytes together, at most {most} may wait for their pixels "
+                "(vision.limits.max_waiting_bytes); send fewer or smaller ones"
+            )
+        if wanted and taken + wanted > most:
+            return "queue_full", (
+                f"images with {taken} bytes wait for their pixels, and {wanted} more would be over the limit of {most} "
+                "(vision.limits.max_waiting_bytes); try again later"
+            )
+        return None
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Of image files whose pixels are not there yet."""
+        return self._jobs.num_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of pixels that are kept for the next equal picture."""
+        return self._cache.idle_bytes
+
+    @property
+    def num_hits(self) -> int:
+        """Images whose pixels were there, or under way, when they came."""
+        return self._num_hits
+
+    @property
+    def num_misses(self) -> int:
+        """Images whose pixels were not."""
+        return self._num_misses
+
+    def load(self, now: float) -> msg.VisionLoad:
+        """How long a picture that came now would wait."""
+        return self._dispatch.load(now)
 
     def segment_of(self, name: str) -> str | None:
         """The segment of a vision worker that is here."""
-        worker = self._workers.get(name)
-        return None if worker is None else worker.segment
+        peer = self._peers.get(name)
+        return None if peer is None else peer.segment
 
     def worker_states(self) -> dict[str, str]:
         """ "draining", "busy" or "ready" by worker."""
-        return {w.name: "draining" if w.draining else "busy" if w.jobs else "ready" for w in self._workers.values()}
+        return {peer.name: peer.state for peer in self._peers}
 
     def jobs_done(self) -> dict[str, int]:
-        """Images done, well or not, by worker."""
-        return {worker.name: worker.jobs_done for worker in self._workers.values()}
+        """Jobs done, well or not, by worker."""
+        return {peer.name: peer.jobs_done for peer in self._peers}
 
     def is_orphan(self, segment: str) -> bool:
         """Whether this segment's worker is gone while live sequences need pixels in it."""
@@ -287,96 +297,169 @@ class VisionLedger:
         """Whether live sequences need pixels in the segment of this lost worker."""
         return name in self._orphans.values()
 
-    def check(self) -> None:
-        """Asserts every invariant."""
-        images = [image for rows in self._sequences.values() for image in rows]
-        for image in images:
-            assert (image.state is ImageState.QUEUED) == (image.key in self._queue)
-            assert (image.state is ImageState.PROCESSING) == (image.worker is not None)
-            assert (image.state is ImageState.READY) == (image.pixels is not None)
-            assert image.worker is None or self._workers[image.worker].jobs[image.key] is image
-            assert 0 <= image.epoch <= self._attempts_max
-        assert len(self._queue) == sum(image.state is ImageState.QUEUED for image in images)
-        assert sum(len(w.jobs) for w in self._workers.values()) == sum(image.worker is not None for image in images)
-        assert all(worker.credits >= 0 for worker in self._workers.values())
-        assert all(self._is_read(seq_id) for seq_id, _ in self._held)
-        leased = [image.pixels.segment for image in images if image.pixels] + [
-            pixels.segment for _, pixels in self._held
-        ]
-        assert Counter(leased) == self._leases
-        owned = {worker.segment for worker in self._workers.values()}
-        assert set(self._orphans) == set(self._leases) - owned
+    # --- images and their jobs ------------------------------------------------------------------------------------
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    def _settle(self, image: Image, file: ImageFile, salt: str) -> list[Effect]:
+        """Where a new image gets its pixels from: a slab, a job that is there, or one of its own."""
+        slab, job = self._cache.find(image.hash), self._jobs.find(image.hash)
+        if slab is not None or job is not None:
+            return self._share_one(image, slab, job)
+        self._num_misses += not file.url  # else it is not known yet
+        image.job = PixelJob.of(image, file.url, file.data, salt)
+        self._jobs.open(image.job)
+        return []
 
-    def _is_read(self, seq_id: int) -> bool:
-        return any(seq_id in step for step in self._steps)
+    def _share(self, job: PixelJob, content_hash: bytes) -> list[Effect]:
+        """The content of a picture that was fetched is known, and may be that of another."""
+        content = _salted(content_hash, job.salt)
+        for image in job.images:
+            image.hash, image.told_hash = content, content_hash
+        slab, twin = self._cache.find(content), self._jobs.find(content)
+        if slab is None and twin is None:
+            self._num_misses += 1
+            self._jobs.share(job, content)
+            return []
+        return [told for image in self._jobs.close(job) for told in self._share_one(image, slab, twin, job.fetch_s)]
 
-    def _dispatch(self, now: float) -> list[Effect]:
-        """Gives queued images, oldest first, to the workers with credit and the fewest jobs in hand."""
+    def _share_one(self, image: Image, slab: Slab | None, job: PixelJob | None, fetch_s: float = 0.0) -> list[Effect]:
+        """Equal pixels are there, or under way."""
+        self._num_hits += 1
+        image.is_hit = True
+        if slab is not None:
+            return [_shape_known(image, slab.shape), self._make_ready(image, slab, msg.ImageStages(fetch_s=fetch_s))]
+        assert job is not None
+        image.job = job
+        job.images.append(image)
+        return [] if job.shape is None else [_shape_known(image, job.shape)]
+
+    def _make_ready(self, image: Image, slab: Slab, stages: msg.ImageStages) -> PixelsReady:
+        image.slab = slab
+        self._cache.use(slab)
+        return PixelsReady(*image.key, slab.shape.num_tokens, image.is_hit, stages)
+
+    def _leave(self, image: Image) -> list[Effect]:
+        """The image wants its job's pixels no more. Others that wait for it go on waiting for it."""
+        job, image.job = image.job, None
+        assert job is not None
+        job.images.remove(image)
+        return [] if job.images else self._dispatch.cancel(job)
+
+    def _fail(self, job: PixelJob, detail: str) -> list[Effect]:
+        return [_failed(image, detail) for image in self._jobs.close(job)]
+
+    # --- room in the arenas ---------------------------------------------------------------------------------------
+
+    def _let_go(self, slab: Slab) -> list[Effect]:
+        """One image less is ready by a slab. The last one's is kept, unless its worker needs the room or is to go."""
+        owner = self._peers.owner_of(slab.ref.segment)
+        may_keep = owner is not None and not owner.is_draining and not owner.room_wanted
+        return self._release(self._cache.drop(slab, may_keep))
+
+    def _let_go_held(self) -> list[Effect]:
+        over = [slab for seq_id, slab in self._held if not self._steps.has(seq_id)]
+        self._held = [(seq_id, slab) for seq_id, slab in self._held if self._steps.has(seq_id)]
+        return [effect for slab in over for effect in self._let_go(slab)]
+
+    def _release(self, freed: Sequence[Slab]) -> list[Effect]:
+        """Gives slabs back; the last one of a worker that is gone frees its segment."""
         effects: list[Effect] = []
-        while self._queue:
-            image = next(iter(self._queue.values()))
-            worker = self._worker_for(image)
-            if worker is None:
-                break
-            effects.append(self._give(image, worker, now))
+        for slab in freed:
+            segment = slab.ref.segment
+            owner = self._peers.owner_of(segment)
+            if owner is not None:
+                effects.append(Send(owner.name, msg.Release(slab.ref.slab)))
+            elif segment in self._orphans and not self._cache.is_leased(segment):
+                del self._orphans[segment]
+                effects.append(SegmentUnused(segment))
         return effects
 
-    def _worker_for(self, image: _Image) -> _VisionWorker | None:
-        # An image that has lost a worker is tried alone: were it the cause, its neighbours would be blamed as well.
-        able = [w for w in self._workers.values() if w.credits and not any(job.epoch > 1 for job in w.jobs.values())]
-        if image.epoch:
-            able = [worker for worker in able if not worker.jobs]
-        return min(able, key=lambda worker: len(worker.jobs), default=None)
-
-    def _give(self, image: _Image, worker: _VisionWorker, now: float) -> Send:
-        assert image.data is not None
-        assert worker.credits > 0
-        del self._queue[image.key]
-        image.state, image.worker = ImageState.PROCESSING, worker.name
-        image.epoch += 1
-        if not worker.jobs:
-            worker.progress_at = now
-        worker.jobs[image.key] = image
-        worker.credits -= 1
-        return Send(worker.name, Job(*image.key, image.epoch), (image.data,))
-
-    def _current(self, peer: str, message: Shape | Pixels | ImageFailed, now: float) -> _Image | None:
-        """The image that a message is about; None when the message is stale."""
-        worker = self._workers.get(peer)
-        image = worker.jobs.get((message.seq_id, message.image_index)) if worker else None
-        if worker is None or image is None or image.epoch != message.epoch:
-            return None
-        worker.progress_at = now
-        return image
-
-    def _finish_job(self, image: _Image) -> _VisionWorker:
-        assert image.worker is not None
-        worker = self._workers[image.worker]
-        del worker.jobs[image.key]
-        worker.jobs_done += 1
-        image.worker = None
-        return worker
-
-    def _fail(self, image: _Image, detail: str) -> VisionFailed:
-        image.state, image.data = ImageState.FAILED, None
-        seq_id, image_index = image.key
-        return VisionFailed(seq_id, f"image {image_index}: {detail}")
-
-    def _release(self, pixels: PixelsRef) -> list[Effect]:
-        """Gives a slab back; the last one of a worker that is gone frees its segment."""
-        self._leases[pixels.segment] -= 1
-        assert self._leases[pixels.segment] >= 0, pixels
-        owner = next((w for w in self._workers.values() if w.segment == pixels.segment), None)
-        if owner is not None:
-            return [Send(owner.name, Release(pixels.slab))]
-        if self._leases[pixels.segment]:
+    def _break_deadlock(self, peer: VisionPeer, job: PixelJob, now: float) -> list[Effect]:
+        """Fails one sequence when all that hold room wait for more of it, and nobody works on anything else."""
+        if any(other.jobs and not other.room_wanted for other in self._peers) or not self._peers.takers():
             return []
-        del self._leases[pixels.segment], self._orphans[pixels.segment]
-        return [SegmentUnused(pixels.segment)]
+        if any(slab.ref.segment == peer.segment for _, slab in self._held):
+            return []
+        holders = [seq_id for seq_id in self._sequences if self._bytes_held(seq_id, peer.segment)]
+        if not holders or not all(self._is_stalled(seq_id) for seq_id in holders):
+            return []
+        victim, why = holders[-1], "the vision worker has no room for it: others wait for room as well (vision.arena)"
+        first = job.images[0].key[0]
+        if self._bytes_held(first, peer.segment) + peer.room_wanted > peer.segment_bytes:
+            victim, why = (
+                first,
+                (
+                    f"its pixels and those of the request's other images take more than {peer.segment_bytes} bytes "
+                    "(vision.arena); send fewer or smaller ones"
+                ),
+            )
+        image = next(image for image in self._sequences[victim] if image.job is not None)
+        return [*self._leave(image), _failed(image, why), *self._dispatch.advance(now)]
+
+    def _bytes_held(self, seq_id: int, segment: str) -> int:
+        slabs = {image.slab for image in self._sequences[seq_id] if image.slab is not None}
+        return sum(slab.ref.num_bytes for slab in slabs if slab.ref.segment == segment)
+
+    def _is_stalled(self, seq_id: int) -> bool:
+        """Whether one of its pictures goes on only when there is room. A sequence that has failed is about to end.
+
+        Those that nobody was asked about are among them: they wait for a worker that is free.
+        """
+        images = self._sequences[seq_id]
+        waits = any(image.job and image.job.state not in (JobState.FETCHING, JobState.PROBING) for image in images)
+        return waits and all(image.job or image.slab for image in images)
+
+    def check(self) -> None:
+        """Asserts every invariant."""
+        self._dispatch.check()
+        self._cache.check()
+        images = [image for rows in self._sequences.values() for image in rows]
+        assert not any(image.job and image.slab for image in images)
+        assert sum(image.job is not None for image in images) == sum(len(job.images) for job in self._jobs)
+        assert all(self._steps.has(seq_id) for seq_id, _ in self._held)
+        used = Counter([image.slab for image in images if image.slab] + [slab for _, slab in self._held])
+        assert all(slab.users == count for slab, count in used.items())
+        assert len(used) == self._cache.num_used
+        owned = {peer.segment for peer in self._peers}
+        assert set(self._orphans) == self._cache.segments() - owned
 
 
-def _vision_workers(count: int) -> str:
-    word = _COUNT_WORDS[count] if count < len(_COUNT_WORDS) else str(count)
-    return f"{word} vision worker{'' if count == 1 else 's'}"
+def _key(message: msg.Fetched | msg.Shape | msg.Pixels | msg.ImageFailed) -> JobKey:
+    return message.seq_id, message.image_index, message.epoch
+
+
+def _shape_known(image: Image, shape: KnownShape) -> ShapeKnown:
+    return ShapeKnown(*image.key, shape.expansion, image.told_hash, shape.rope_advance)
+
+
+def _failed(image: Image, detail: str) -> VisionFailed:
+    seq_id, image_index = image.key
+    return VisionFailed(seq_id, f"image {image_index}: {detail}")
+
+
+def _stages(job: PixelJob, pixels: msg.Pixels, now: float) -> msg.ImageStages:
+    """Where the time went for the image that the job was made for: all of it, from its arrival to now."""
+    return msg.ImageStages(
+        fetch_s=job.fetch_s,
+        queue_s=max(job.given_at - job.asked_at - job.fetch_s, 0.0),
+        decode_s=pixels.decode_s,
+        process_s=pixels.process_s,
+        transport_s=max(now - job.given_at - pixels.decode_s - pixels.process_s, 0.0),
+    )
+
+
+def _wait(image: Image, now: float) -> msg.ImageStages:
+    """The same for an image that joined: it only waited."""
+    return msg.ImageStages(queue_s=max(now - image.arrived_at, 0.0))
+
+
+def _salted(content: bytes, salt: str) -> bytes:
+    """The content as pixels and embeddings are shared by; a salt keeps what equal pictures cost from other users."""
+    if not content or not salt:
+        return content
+    return hashlib.blake2b(
+        content, key=hashlib.blake2b(salt.encode(), digest_size=32).digest(), digest_size=16
+    ).digest()
+
+
+def _in_words(count: int) -> str:
+    return _COUNT_WORDS[count] if count < len(_COUNT_WORDS) else str(count)

@@ -10,14 +10,15 @@ import warnings
 from types import FrameType
 
 from airside.proto.settings import VisionWorkerSettings
-from airside.vision_workers.families.registry import UnsupportedModel
+from airside.vision_workers.families.family import UnsupportedModel
 from airside.vision_workers.process import run
+from airside.vision_workers.segment import NoRoomForSegment
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The process's exit status: 0 when it was told to end, 1 when the checkpoint cannot be served."""
+    """The process's exit status: 0 when it was told to end, 1 when the checkpoint or the arena cannot be served."""
     parser = argparse.ArgumentParser(prog="airside.vision_workers", description=__doc__)
     parser.add_argument("--settings", required=True, help="VisionWorkerSettings as JSON")
     settings = VisionWorkerSettings.from_json(parser.parse_args().settings)
@@ -31,7 +32,7 @@ def main() -> int:
         signal.signal(number, _end)
     try:
         run(settings)
-    except UnsupportedModel as error:
+    except (NoRoomForSegment, UnsupportedModel) as error:
         log.error("cannot serve pictures: %s", error)
         return 1
     return 0

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airside.proto.messages import PixelsRef, TensorRef
-from airside.vision_workers.segment import HEADER_BYTES, Segment
+from airside.vision_workers.segment import HEADER_BYTES, PAGE_BYTES, Segment
 from airside.vision_workers.slabs import Slabs, aligned
 
 Tensors = Mapping[str, NDArray[Any]]  # Any: each tensor has its own dtype
@@ -21,8 +21,12 @@ class Arena:
     """Owner's side. Readers map `/dev/shm/<segment>` read-only and follow a `PixelsRef`.
 
     Args:
-        segment: name of the segment to make. Raises FileExistsError when it is there already.
+        segment: name of the segment to make.
         num_bytes: size of the segment, of which memory is used only where slabs are.
+
+    Raises:
+        FileExistsError: the segment is there already.
+        NoRoomForSegment: /dev/shm is full.
     """
 
     def __init__(self, segment: str, num_bytes: int) -> None:
@@ -77,10 +81,13 @@ class Arena:
         return self._slabs.holds(slab)
 
     def release(self, slab: int) -> None:
-        """Takes a slab back; with the last one, its memory goes back to the system. `holds(slab)` must be true."""
-        self._slabs.release(slab)
-        if self._slabs.num_taken == 0:
-            self._segment.give_back()
+        """Takes a slab back, and gives its memory back to the system. `holds(slab)` must be true.
+
+        Slabs share the pages at their ends: such a page goes with the last of them.
+        """
+        end = slab + self._slabs.size(slab)
+        gap_begin, gap_end = self._slabs.release(slab)
+        self._segment.give_back(max(gap_begin, slab - PAGE_BYTES), min(gap_end, end + PAGE_BYTES))
 
     def close(self) -> None:
         """Removes the segment. A second call does nothing."""

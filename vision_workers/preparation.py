@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from PIL import Image
 
 from airside.vision_workers.arena import Tensors
 from airside.vision_workers.image_error import ImageError, attempt
@@ -19,48 +23,81 @@ _JOIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What became of one picture, and how long that took."""
+    """What became of one picture, and how long that took; None: nobody wanted it any more."""
 
-    outcome: Tensors | ImageError
-    process_s: float
+    outcome: Tensors | ImageError | None
+    decode_s: float = 0.0
+    process_s: float = 0.0  # from upright RGB to tensors
+
+
+@dataclass(slots=True, eq=False)
+class Picture:
+    """One picture on its way through the thread. The loop may take its wish back at any time, and then forgets it."""
+
+    data: bytes
+    is_wanted: bool = True
+    prepared: Prepared | None = None
 
 
 class Preparation:
-    """One picture at a time: the loop starts the next one when it has taken the last one's outcome.
+    """Prepares pictures in the order they were started.
 
     Args:
-        prepare: the work, from a file's bytes to tensors. Whatever it raises is a failure of that picture only.
+        decode: a file's bytes to upright RGB.
+        process: that to tensors. Whatever the two raise is a failure of that picture only.
     """
 
-    def __init__(self, prepare: Callable[[bytes], Tensors]) -> None:
-        self._prepare = prepare
-        self._files: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    def __init__(self, decode: Callable[[bytes], Image.Image], process: Callable[[Image.Image], Tensors]) -> None:
+        self._decode = decode
+        self._process = process
+        self._started: queue.SimpleQueue[Picture | None] = queue.SimpleQueue()
+        self._done: deque[Picture] = deque()
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Can be read from when a picture is done, until `take`."""
         # A daemon: a decoder that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
         self._thread.start()
 
-    def start(self, data: bytes) -> None:
-        """Begins with a picture's file and returns at once."""
-        self._files.put(data)
+    def start(self, data: bytes) -> Picture:
+        """Begins with a picture's file once those before it are done, and returns at once."""
+        picture = Picture(data)
+        self._started.put(picture)
+        return picture
 
-    def take(self) -> Prepared | None:
-        """The outcome of the picture that was started, or None while it is not there yet."""
+    def take(self) -> list[Picture]:
+        """The pictures that were done since the last call, in the order they were started."""
         try:
-            return self._outcomes.get_nowait()
-        except queue.Empty:
-            return None
+            os.eventfd_read(self.wake_fd)
+        except BlockingIOError:
+            return []
+        return [self._done.popleft() for _ in range(len(self._done))]
 
     def close(self) -> None:
         """Waits for the picture in hand, but not for ever."""
-        self._files.put(None)
+        self._started.put(None)
         self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            os.close(self.wake_fd)
 
     def _run(self) -> None:
-        while (data := self._files.get()) is not None:
-            began = time.monotonic()
-            outcome = attempt(functools.partial(self._prepare, data))
-            self._outcomes.put(Prepared(outcome, time.monotonic() - began))
+        while (picture := self._started.get()) is not None:
+            picture.prepared = self._prepare(picture)
+            picture.data = b""
+            self._done.append(picture)
+            os.eventfd_write(self.wake_fd, 1)
+
+    def _prepare(self, picture: Picture) -> Prepared:
+        """Looks between the two halves whether anybody still wants the picture: each may take long."""
+        if not picture.is_wanted:
+            return Prepared(None)
+        began = time.monotonic()
+        decoded = attempt(functools.partial(self._decode, picture.data))
+        decode_s = time.monotonic() - began
+        if isinstance(decoded, ImageError) or not picture.is_wanted:
+            return Prepared(decoded if isinstance(decoded, ImageError) else None, decode_s)
+        began = time.monotonic()
+        tensors = attempt(functools.partial(self._process, decoded))
+        return Prepared(tensors, decode_s, time.monotonic() - began)
 
     def __enter__(self) -> Self:
         return self

@@ -7,13 +7,17 @@ import logging
 import os
 import time
 
+from PIL import Image
+
 from airside.proto.channel import Link
 from airside.proto.settings import VisionWorkerSettings
-from airside.vision_workers.arena import Arena, Tensors
+from airside.vision_workers.arena import Arena
 from airside.vision_workers.decode import decode
 from airside.vision_workers.families.registry import load_family
+from airside.vision_workers.fetch.fetcher import Fetcher
 from airside.vision_workers.header import ImageLimits
 from airside.vision_workers.preparation import Preparation
+from airside.vision_workers.segment import bytes_there
 from airside.vision_workers.worker import VisionWorker
 
 log = logging.getLogger(__name__)
@@ -25,21 +29,37 @@ def run(settings: VisionWorkerSettings) -> None:
     Raises:
         UnsupportedModel: the checkpoint's pictures cannot be processed.
         FileExistsError: the segment is there already.
+        NoRoomForSegment: /dev/shm is full.
     """
     began = time.monotonic()
     os.nice(settings.nice)
     family = load_family(settings.model_path)
     limits = ImageLimits(settings.max_bytes, settings.max_pixels, settings.max_aspect)
 
-    def prepare(data: bytes) -> Tensors:
-        return family.process(decode(data, limits, settings.background))
+    def decode_file(data: bytes) -> Image.Image:
+        return decode(data, limits, settings.background)
 
     with contextlib.ExitStack() as stack:
-        preparation = stack.enter_context(Preparation(prepare))
+        preparation = stack.enter_context(Preparation(decode_file, family.process))
         # Closed before the preparation, which may take its time: the segment must not outlive an impatient parent.
-        arena = stack.enter_context(Arena(settings.segment, settings.segment_bytes))
+        arena = stack.enter_context(Arena(settings.segment, _segment_bytes(settings)))
         link = Link(settings.endpoint, settings.name)
         stack.callback(link.close)
-        worker = VisionWorker(link, family, arena, preparation, limits, settings.node)
+        fetcher = Fetcher.of(settings)
+        stack.callback(fetcher.close)
+        worker = VisionWorker(link, family, arena, preparation, limits, fetcher, settings.node)
         log.info("up: name=%s segment=%s load_s=%.1f", settings.name, settings.segment, time.monotonic() - began)
         worker.run()
+
+
+def _segment_bytes(settings: VisionWorkerSettings) -> int:
+    """As many as the machine can have: pictures then wait for room, where in a larger arena they would fail."""
+    there = bytes_there()
+    if there is None or settings.segment_bytes <= there:
+        return settings.segment_bytes
+    log.warning(
+        "vision.arena has %d bytes, /dev/shm only %d, and that is what is used; in a container, --shm-size says more",
+        settings.segment_bytes,
+        there,
+    )
+    return there

@@ -9,14 +9,18 @@ attached to it exits.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
 import time
 from pathlib import Path
 
-HEADER_BYTES = 4096
-"""A page, so that slabs can be given back to the system in whole pages."""
+PAGE_BYTES = mmap.PAGESIZE
+"""The system's memory comes and goes in these."""
+
+HEADER_BYTES = PAGE_BYTES
+"""Of its own, so that the slabs behind it can be given back."""
 
 _FOLDER = Path("/dev/shm")
 _HEADER = struct.Struct("<8sQQ")
@@ -24,10 +28,18 @@ _MAGIC = b"AIRSIDE1"
 _HEADER_WAIT_S = 60  # a file older than this that still has no header will never get one
 
 
+class NoRoomForSegment(RuntimeError):
+    """The machine's shared memory is full; says what needs room there."""
+
+
 class Segment:
-    """Made exclusively, sparse, readable by this user alone. Raises FileExistsError when the name is taken.
+    """Made exclusively, sparse, readable by this user alone.
 
     Written through the file and not through a mapping: a full /dev/shm is then an OSError (ENOSPC), not a SIGBUS.
+
+    Raises:
+        FileExistsError: the name is taken.
+        NoRoomForSegment: /dev/shm is full.
     """
 
     def __init__(self, name: str, num_bytes: int) -> None:
@@ -41,9 +53,11 @@ class Segment:
             os.pwrite(self._fd, _HEADER.pack(_MAGIC, os.getpid(), _start_time(os.getpid())), 0)
             os.ftruncate(self._fd, num_bytes)
             self._mapping = mmap.mmap(self._fd, num_bytes)
-        except BaseException:
+        except BaseException as error:
             os.close(self._fd)
             self._path.unlink()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise NoRoomForSegment(f"{_FOLDER} is full; it must have room for vision.arena") from error
             raise
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -53,9 +67,12 @@ class Segment:
             written = os.pwrite(self._fd, data, offset)
             offset, data = offset + written, data[written:]
 
-    def give_back(self) -> None:
-        """Returns the memory of all slabs to the system; they read as zeros from now on."""
-        self._mapping.madvise(mmap.MADV_REMOVE, HEADER_BYTES, self.num_bytes - HEADER_BYTES)
+    def give_back(self, begin: int, end: int) -> None:
+        """Returns the memory of the whole pages between two byte offsets to the system; they read as zeros then."""
+        assert HEADER_BYTES <= begin <= end <= self.num_bytes, f"{begin} to {end} is outside the segment"
+        first, last = -(-begin // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        if first < last:
+            self._mapping.madvise(mmap.MADV_REMOVE, first, last - first)
 
     def close(self) -> None:
         """Removes the segment; who has it mapped keeps what it sees. A second call does nothing."""
@@ -64,6 +81,12 @@ class Segment:
         self._mapping.close()
         os.close(self._fd)
         self._path.unlink(missing_ok=True)
+
+
+def bytes_there() -> int | None:
+    """The size of /dev/shm, which no segment can outgrow; None: it has no limit of its own."""
+    status = os.statvfs(_FOLDER)
+    return status.f_blocks * status.f_frsize or None
 
 
 def sweep(prefix: str) -> list[str]:

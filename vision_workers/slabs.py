@@ -57,8 +57,16 @@ class Slabs:
         """Whether a slab at this offset is out."""
         return offset in self._taken
 
-    def release(self, offset: int) -> None:
-        """Takes a slab back and joins it with the gaps beside it. `holds(offset)` must be true."""
+    def size(self, offset: int) -> int:
+        """Bytes of the slab at this offset. `holds(offset)` must be true."""
+        return self._taken[offset]
+
+    def release(self, offset: int) -> tuple[int, int]:
+        """Takes a slab back and joins it with the gaps beside it. `holds(offset)` must be true.
+
+        Returns:
+            Begin and end of the gap that it is a part of now.
+        """
         assert offset in self._taken, f"no slab at {offset}"
         end = offset + self._taken.pop(offset)
         at = bisect.bisect(self._free, (offset, 0))
@@ -70,6 +78,7 @@ class Slabs:
             offset = self._free[at - 1][0]
             first -= 1
         self._free[first:last] = [(offset, end - offset)]
+        return offset, end
 
     def check(self) -> None:
         """Raises AssertionError when slabs and gaps do not tile the range."""

@@ -1,24 +1,25 @@
-"""A vision worker's loop: takes jobs from the controller, answers with shapes and pixels, keeps the arena."""
+"""A vision worker's loop: answers probes, takes jobs, and keeps the arena that their pixels are written to."""
 
 from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import logging
 import os
 import time
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from airside.proto.channel import Envelope, Link
 from airside.proto.messages import (
+    ArenaFull,
     Cancel,
     Credit,
     Drain,
+    Fetched,
     Goodbye,
     Heartbeat,
     ImageFailed,
@@ -26,43 +27,68 @@ from airside.proto.messages import (
     Message,
     Pixels,
     PixelsRef,
+    Probe,
     Release,
     Shape,
     Shutdown,
     VisionHello,
 )
 from airside.vision_workers.arena import Arena, Tensors, slab_bytes
-from airside.vision_workers.families.registry import Family
+from airside.vision_workers.families.family import Family
+from airside.vision_workers.fetch.fetcher import Fetcher
 from airside.vision_workers.header import ImageLimits, probe
 from airside.vision_workers.image_error import Cause, ImageError, attempt
-from airside.vision_workers.preparation import Preparation, Prepared
+from airside.vision_workers.preparation import Picture, Preparation, Prepared
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+ARENA_FULL_S = 0.1
+"""How often the controller is told that a picture waits for room."""
 
+WINDOW_JOBS = 4
+"""Credits at the start. The controller gives more than one job only while they are small."""
+
+_AHEAD = 2  # pictures in the thread, so that it has the next one while the loop delivers the last
 _IDLE_WAIT_MS = 250
-_BUSY_WAIT_MS = 2  # how late an outcome may be noticed: nothing but a message wakes the socket
+_FETCH_WAIT_MS = 10  # how late a fetched file may be noticed
+
+Key = tuple[int, int, int]
+"""(seq_id, image_index, epoch)"""
 
 
 @dataclass(slots=True)
 class _InHand:
-    """The picture between the start of its preparation and its last message."""
+    """A job from its message to its credit."""
 
     job: Job
-    prepared: Prepared | None = None  # once set, it waits for room in the arena
-    cancelled: bool = False
+    data: bytes
+    picture: Picture | None = None  # set once the thread has it
+
+    @property
+    def key(self) -> Key:
+        return self.job.seq_id, self.job.image_index, self.job.epoch
 
 
 class VisionWorker:
     """The loop. It owns the socket and the arena; pixels are made in the `Preparation`'s thread.
 
-    A picture is queued, then in hand, then done: every job ends with one `Credit`, after `Pixels`, after
-    `ImageFailed`, or, when it was cancelled, after nothing. A draining worker gives no more credit.
+    A job is queued, then started, then done, in the order of the messages: it ends with one `Credit`, after `Pixels`,
+    after `ImageFailed`, or, when it was cancelled, after nothing. A draining worker gives no more credit.
+
+    Args:
+        fetcher: for pictures that are named by URL. It answers each in bounded time.
     """
 
     def __init__(
-        self, link: Link, family: Family, arena: Arena, preparation: Preparation, limits: ImageLimits, node: str
+        self,
+        link: Link,
+        family: Family,
+        arena: Arena,
+        preparation: Preparation,
+        limits: ImageLimits,
+        fetcher: Fetcher,
+        node: str,
     ) -> None:
         self._link = link
         self._family = family
@@ -70,20 +96,32 @@ class VisionWorker:
         self._preparation = preparation
         self._limits = limits
         self._node = node
+        self._fetcher = fetcher
         self._process = psutil.Process()
         self._parent_pid = os.getppid()
-        self._queue: deque[tuple[Job, bytes]] = deque()
-        self._in_hand: _InHand | None = None
+        self._queue: deque[_InHand] = deque()
+        self._started: deque[_InHand] = deque()
+        self._waits_for_room = False
         self._draining = False
         self._stopped = False
         self._last_heartbeat = 0.0
+        self._last_arena_full = 0.0
 
     def run(self) -> None:
         """Says hello and works until the controller or the end of the parent process stops it."""
-        self._link.send(VisionHello(node=self._node, pid=os.getpid(), segment=self._arena.segment))
-        self._link.send(Credit(jobs=1))
+        self._link.watch(self._preparation.wake_fd)
+        self._link.send(
+            VisionHello(
+                node=self._node,
+                pid=os.getpid(),
+                segment=self._arena.segment,
+                segment_bytes=self._arena.bytes_total,
+            )
+        )
+        self._link.send(Credit(jobs=WINDOW_JOBS))
         while not self._stopped:
             self._receive()
+            self._answer_fetched()
             self._settle()
             self._start_next()
             self._say_goodbye_when_drained()
@@ -91,15 +129,21 @@ class VisionWorker:
             self._stop_when_orphaned()
 
     def _receive(self) -> None:
-        preparing = self._in_hand is not None and self._in_hand.prepared is None
-        envelope = self._link.receive(_BUSY_WAIT_MS if preparing else _IDLE_WAIT_MS)
+        wait_ms = _FETCH_WAIT_MS if self._fetcher.num_open else _IDLE_WAIT_MS
+        if self._waits_for_room:
+            wait_ms = min(wait_ms, int(ARENA_FULL_S * 1000))
+        envelope = self._link.receive(wait_ms)
         if envelope is not None:
             self._handle(envelope)
 
     def _handle(self, envelope: Envelope) -> None:
         match envelope.message:
+            case Probe(url="") as asked:
+                self._answer((asked.seq_id, asked.image_index, asked.epoch), b"".join(envelope.attachments))
+            case Probe() as asked:
+                self._fetcher.start((asked.seq_id, asked.image_index, asked.epoch), asked.url)
             case Job() as job:
-                self._take(job, b"".join(envelope.attachments))
+                self._queue.append(_InHand(job, b"".join(envelope.attachments)))
             case Cancel() as cancel:
                 self._cancel(cancel)
             case Release(slab=slab) if self._arena.holds(slab):
@@ -107,7 +151,7 @@ class VisionWorker:
             case Release(slab=slab):
                 log.warning("release of a slab that is not out: slab=%d", slab)
             case Drain():
-                log.info("draining: queued=%d slabs=%d", len(self._queue), self._arena.num_slabs)
+                log.info("draining: jobs=%d slabs=%d", len(self._queue) + len(self._started), self._arena.num_slabs)
                 self._draining = True
             case Shutdown(why=why):
                 log.info("shutting down: %s", why)
@@ -115,55 +159,91 @@ class VisionWorker:
             case other:
                 log.error("a vision worker has no use for a %s", type(other).__name__)
 
-    def _take(self, job: Job, data: bytes) -> None:
-        """Answers with the shape at once, whatever else is in hand, and queues the rest of the work."""
-        expansion = attempt(functools.partial(self._expansion, data))
-        if isinstance(expansion, ImageError):
-            self._finish(_failed(job, expansion))
-            return
-        ids = expansion.astype("<i4").tobytes()
-        self._link.send(Shape(seq_id=job.seq_id, image_index=job.image_index, epoch=job.epoch, expansion=ids))
-        self._queue.append((job, data))
+    # --- probes ---------------------------------------------------------------------------------------------------
 
-    def _expansion(self, data: bytes) -> NDArray[np.int32]:
+    def _answer(self, key: Key, data: bytes) -> None:
+        """Says at once what the header says, whatever else is in hand."""
+        shape = attempt(functools.partial(self._shape, key, data))
+        if isinstance(shape, ImageError):
+            self._refuse(key, shape)
+        else:
+            self._link.send(shape)
+
+    def _shape(self, key: Key, data: bytes) -> Shape:
         header = probe(data, self._limits)
-        return self._family.shape(header.width, header.height)
+        shape = self._family.shape(header.width, header.height)
+        return Shape(
+            *key,
+            expansion=shape.expansion.astype("<i4").tobytes(),
+            width=header.width,
+            height=header.height,
+            rope_advance=shape.rope_advance,
+        )
+
+    def _answer_fetched(self) -> None:
+        for key, file, fetch_s in self._fetcher.take():
+            if isinstance(file, ImageError):
+                self._refuse(key, file)
+            else:
+                self._link.send(Fetched(*key, content_hash=content_hash(file), fetch_s=fetch_s), [file])
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
 
     def _cancel(self, cancel: Cancel) -> None:
-        if self._in_hand is not None and _same(self._in_hand.job, cancel):
-            self._in_hand.cancelled = True
-        for queued in [entry for entry in self._queue if _same(entry[0], cancel)]:
+        key = (cancel.seq_id, cancel.image_index, cancel.epoch)
+        self._fetcher.cancel(key)
+        for started in self._started:
+            if started.key == key and started.picture is not None:
+                started.picture.is_wanted = False
+        for queued in [hand for hand in self._queue if hand.key == key]:
             self._queue.remove(queued)
             self._finish(None)
 
     def _start_next(self) -> None:
-        if self._in_hand is None and self._queue:
-            job, data = self._queue.popleft()
-            self._in_hand = _InHand(job)
-            self._preparation.start(data)
+        while self._queue and len(self._started) < _AHEAD:
+            hand = self._queue.popleft()
+            hand.picture = self._preparation.start(hand.data)
+            hand.data = b""
+            self._started.append(hand)
 
     def _settle(self) -> None:
-        """Ends the picture in hand if it can end now; one that finds no room waits for `Release` messages."""
-        if self._in_hand is None:
-            return
-        self._in_hand.prepared = self._in_hand.prepared or self._preparation.take()
-        prepared = self._in_hand.prepared
-        if prepared is None:
-            return
-        if self._in_hand.cancelled:
-            self._conclude(None)
-        elif isinstance(prepared.outcome, ImageError):
-            self._conclude(_failed(self._in_hand.job, prepared.outcome))
-        elif self._arena.can_write(prepared.outcome) or slab_bytes(prepared.outcome) > self._arena.bytes_total:
-            self._conclude(self._deliver(self._in_hand.job, prepared.outcome, prepared.process_s))
+        """Ends the started jobs that can end now. Of those that need room, the first waits, and the others for it."""
+        self._preparation.take()
+        self._waits_for_room = False
+        for hand in list(self._started):
+            if hand.picture is None or hand.picture.prepared is None:
+                return
+            self._settle_one(hand, hand.picture, hand.picture.prepared)
 
-    def _deliver(self, job: Job, tensors: Tensors, process_s: float) -> Pixels | ImageFailed:
+    def _settle_one(self, hand: _InHand, picture: Picture, prepared: Prepared) -> None:
+        outcome = prepared.outcome
+        if outcome is None or not picture.is_wanted:
+            self._conclude(hand, None)
+        elif isinstance(outcome, ImageError):
+            self._refuse(hand.key, outcome)
+            self._conclude(hand, None)
+        elif not self._waits_for_room and self._has_room(outcome):
+            self._conclude(hand, self._deliver(hand.key, outcome, prepared))
+        elif not self._waits_for_room:
+            self._waits_for_room = True
+            self._ask_for_room(slab_bytes(outcome))
+
+    def _has_room(self, tensors: Tensors) -> bool:
+        """Also for those for which there never will be any: they fail when they are written."""
+        return self._arena.can_write(tensors) or slab_bytes(tensors) > self._arena.bytes_total
+
+    def _ask_for_room(self, num_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._last_arena_full >= ARENA_FULL_S:
+            self._last_arena_full = now
+            self._link.send(ArenaFull(num_bytes=num_bytes))
+
+    def _deliver(self, key: Key, tensors: Tensors, prepared: Prepared) -> Pixels | None:
         pixels = attempt(functools.partial(self._write, tensors))
         if isinstance(pixels, ImageError):
-            return _failed(job, pixels)
-        return Pixels(
-            seq_id=job.seq_id, image_index=job.image_index, epoch=job.epoch, pixels=pixels, process_s=process_s
-        )
+            self._refuse(key, pixels)
+            return None
+        return Pixels(*key, pixels=pixels, process_s=prepared.process_s, decode_s=prepared.decode_s)
 
     def _write(self, tensors: Tensors) -> PixelsRef:
         wanted = slab_bytes(tensors)
@@ -177,22 +257,30 @@ class VisionWorker:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise ImageError(Cause.ARENA_TOO_SMALL, "the machine's shared memory (/dev/shm) is full") from error
+            raise ImageError(
+                Cause.ARENA_TOO_SMALL,
+                "the machine's shared memory (/dev/shm) is full; it must have room for vision.arena of each vision "
+                "worker",
+            ) from error
 
-    def _conclude(self, last: Message | None) -> None:
-        self._in_hand = None
+    def _conclude(self, hand: _InHand, last: Pixels | None) -> None:
+        self._started.remove(hand)
         self._finish(last)
 
     def _finish(self, last: Message | None) -> None:
-        if isinstance(last, ImageFailed):
-            log.info("picture refused: seq=%d image=%d cause=%s", last.seq_id, last.image_index, last.cause)
         if last is not None:
             self._link.send(last)
         if not self._draining:
             self._link.send(Credit(jobs=1))
 
+    def _refuse(self, key: Key, error: ImageError) -> None:
+        log.info("picture refused: seq=%d image=%d cause=%s", key[0], key[1], error.cause)
+        self._link.send(ImageFailed(*key, cause=error.cause.value, detail=error.detail))
+
+    # --- the worker itself ----------------------------------------------------------------------------------------
+
     def _say_goodbye_when_drained(self) -> None:
-        in_hand = len(self._queue) + (self._in_hand is not None)
+        in_hand = len(self._queue) + len(self._started) + self._fetcher.num_open
         if self._draining and in_hand == 0 and self._arena.num_slabs == 0 and not self._stopped:
             self._link.send(Goodbye())
             self._stopped = True
@@ -210,15 +298,6 @@ class VisionWorker:
             self._stopped = True
 
 
-def _same(job: Job, cancel: Cancel) -> bool:
-    return (job.seq_id, job.image_index, job.epoch) == (cancel.seq_id, cancel.image_index, cancel.epoch)
-
-
-def _failed(job: Job, error: ImageError) -> ImageFailed:
-    return ImageFailed(
-        seq_id=job.seq_id,
-        image_index=job.image_index,
-        epoch=job.epoch,
-        cause=error.cause.value,
-        detail=error.detail,
-    )
+def content_hash(data: bytes) -> bytes:
+    """16 bytes: equal to what a gateway makes of the same file when it comes with a request."""
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -62,9 +62,9 @@ class Bus:
         rank.set_up()
         return rank
 
-    def vision_worker(self, name: str, credits: int = 1) -> VisionWorker:
+    def vision_worker(self, name: str, credits: int = 1, segment_bytes: int = 0) -> VisionWorker:
         worker = self.peer(VisionWorker, name)
-        worker.hello(credits)
+        worker.hello(credits, segment_bytes)
         return worker
 
     def supervisor(self, name: str = "supervisor") -> Peer:

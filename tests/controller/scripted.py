@@ -240,17 +240,37 @@ class VisionWorker(Peer):
     def segment(self) -> str:
         return f"airside-scripted-{self.pid}-{self.name}"
 
-    def hello(self, credits: int = 1) -> None:
-        self.send(msg.VisionHello("local", self.pid, self.segment))
+    def hello(self, credits: int = 1, segment_bytes: int = 0) -> None:
+        self.send(msg.VisionHello("local", self.pid, self.segment, segment_bytes))
         self.send(msg.Credit(credits))
 
-    def job(self) -> msg.Job:
-        return self.expect(msg.Job)
+    def probe(self) -> msg.Probe:
+        return self.expect(msg.Probe)
 
-    def shape(self, job: msg.Job) -> None:
-        self.send(msg.Shape(job.seq_id, job.image_index, job.epoch, i32(*[IMAGE_TOKEN] * 3)))
+    def job(self) -> msg.Job:
+        """The next job; probes that come before it are answered."""
+        envelope = self.job_envelope()
+        assert isinstance(envelope.message, msg.Job)
+        return envelope.message
+
+    def job_envelope(self) -> Envelope:
+        end = time.monotonic() + PATIENCE_S
+        while not self.kept(msg.Job):
+            assert time.monotonic() < end, f"{self.name} waited for a job in vain"
+            for probe in self.take(msg.Probe):
+                self.shape(probe)
+            envelope = self.link.receive(20)
+            if envelope is not None:
+                self._inbox.append(envelope)
+        return self.expect_envelope(msg.Job)
+
+    def shape(self, asked: msg.Probe | msg.Job, width: int = 30, height: int = 20) -> None:
+        """The answer to a probe."""
+        expansion = i32(*[IMAGE_TOKEN] * 3)
+        self.send(msg.Shape(asked.seq_id, asked.image_index, asked.epoch, expansion, width, height))
 
     def pixels(self, job: msg.Job, slab: int = 0) -> msg.PixelsRef:
+        """A job's last word but its credit."""
         ref = msg.PixelsRef(self.segment, slab, 64, [msg.TensorRef("pixel_values", "float32", [4, 4], 0)])
-        self.send(msg.Pixels(job.seq_id, job.image_index, job.epoch, ref, 0.125))
+        self.send(msg.Pixels(job.seq_id, job.image_index, job.epoch, ref, 0.125, 0.5))
         return ref

@@ -84,9 +84,7 @@ def test_a_picture_that_the_second_step_reads_is_kept_until_that_is_over(bus: Bu
     gateway, rank = serving(bus, max_num_batched_tokens=2)
     vision = bus.vision_worker("vision-0")
     gateway.add(1, (IMAGE_TOKEN, 1, 2), b"picture")
-    job = vision.job()
-    vision.shape(job)
-    vision.pixels(job, slab=32)
+    vision.pixels(vision.job(), slab=32)
     first, second = rank.plan(), rank.plan()
     assert first.images
     assert second.images

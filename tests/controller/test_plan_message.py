@@ -25,7 +25,7 @@ def named(value: object, cls: type, *but: str) -> dict[str, object]:
 
 
 def frame_of(plan: _core.StepPlan) -> StepPlan:
-    message = decode(plan_frame(plan, VisionLedger(attempts_max=1)))
+    message = decode(plan_frame(plan, VisionLedger()))
     assert isinstance(message, StepPlan)
     return message
 

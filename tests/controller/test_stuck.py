@@ -114,8 +114,10 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus, caplog: py
     spoken: list[msg.Message] = [
         msg.Goodbye(),
         msg.Credit(1),
+        msg.Fetched(1, 0, 1, b"", 0.5),
         msg.Shape(1, 0, 1, b""),
         msg.ImageFailed(1, 0, 1, "truncated", "no"),
+        msg.ArenaFull(64),
         msg.AbortSequence(1, "no"),
         msg.ScaleVision(1, 0),
         msg.StopSequence(1, 0, "no"),
@@ -131,7 +133,7 @@ def test_words_without_the_right_to_say_them_change_nothing(bus: Bus, caplog: py
     roles: dict[Peer, tuple[type[msg.Message], ...]] = {
         stranger: (),
         impostor: (),
-        vision: (msg.Goodbye, msg.Credit, msg.Shape, msg.ImageFailed),
+        vision: (msg.Goodbye, msg.Credit, msg.Fetched, msg.Shape, msg.ImageFailed, msg.ArenaFull),
         rank: (msg.StepResult, msg.GrammarReady, msg.GrammarFailed),
         gateway: (msg.AbortSequence, msg.ScaleVision, msg.StopSequence),
     }
@@ -181,8 +183,7 @@ def test_a_token_that_the_model_does_not_know_reaches_no_rank(bus: Bus) -> None:
         assert rejected.code == "invalid"
         assert "[0, 2000)" in rejected.detail
     gateway.add(4, (IMAGE_TOKEN,), b"picture")
-    job = vision.job()
-    vision.send(msg.Shape(4, 0, job.epoch, (2000).to_bytes(4, "little")))
+    vision.send(msg.Shape(4, 0, vision.probe().epoch, (2000).to_bytes(4, "little")))
     assert "expansion[0] is 2000" in gateway.finish(4)[1].detail
     gateway.add(5, (1999,), max_tokens=1)
     assert read_i32(rank.step().token_ids) == [1999]

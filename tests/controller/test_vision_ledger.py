@@ -1,401 +1,254 @@
-"""The vision ledger without sockets: what it asks for, event by event, and its invariants under any order of events."""
+"""The vision ledger without sockets: what it asks for, event by event. `test_vision_simulation.py` has the storms."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from typing import TypeVar
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from airside.controller.vision_ledger import (
-    Effect,
-    PixelsReady,
-    SegmentUnused,
-    Send,
-    ShapeKnown,
-    VisionFailed,
-    VisionLedger,
+from airside.controller.vision_dispatch import VisionLimits
+from airside.controller.vision_effects import PixelsReady, Send, ShapeKnown, VisionFailed
+from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.proto.messages import (
+    Cancel,
+    Fetched,
+    Job,
+    PixelsRef,
+    Probe,
+    Release,
 )
-from airside.proto.messages import Cancel, Drain, ImageFailed, Job, Pixels, PixelsRef, Release, Shape
-
-E = TypeVar("E")
-NOW = 100.0
-
-
-def of(kind: type[E], effects: list[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def jobs(effects: list[Effect]) -> list[tuple[str, tuple[int, int, int]]]:
-    return [
-        (s.peer, (s.message.seq_id, s.message.image_index, s.message.epoch))
-        for s in of(Send, effects)
-        if isinstance(s.message, Job)
-    ]
-
-
-def ledger_with(*workers: tuple[str, int], attempts_max: int = 3) -> VisionLedger:
-    ledger = VisionLedger(attempts_max)
-    for name, credits in workers:
-        ledger.join(name, f"airside-t-{name}")
-        ledger.credit(name, credits, NOW)
-    return ledger
+from tests.controller.ledger_script import (
+    ARENA_BYTES,
+    EXPANSION,
+    LARGE,
+    NOW,
+    add,
+    done,
+    files,
+    jobs,
+    known,
+    ledger_with,
+    of,
+    pixels,
+    probes,
+    shape,
+)
 
 
-def images(count: int) -> list[memoryview]:
-    return [memoryview(b"image %d" % index) for index in range(count)]
-
-
-def shape(seq_id: int, index: int, epoch: int) -> Shape:
-    return Shape(seq_id, index, epoch, b"\x07\0\0\0" * 5)
-
-
-def pixels(worker: str, seq_id: int, index: int, epoch: int, slab: int = 0) -> Pixels:
-    return Pixels(seq_id, index, epoch, PixelsRef(f"airside-t-{worker}", slab, 64, []), 0.25)
-
-
-def ready(ledger: VisionLedger, worker: str, seq_id: int, index: int, epoch: int, slab: int = 0) -> list[Effect]:
-    effects = ledger.shape(worker, shape(seq_id, index, epoch), NOW)
-    return effects + ledger.pixels_in(worker, pixels(worker, seq_id, index, epoch, slab), NOW)
-
-
-def test_an_image_goes_from_job_to_release() -> None:
+def test_an_image_goes_from_probe_to_release() -> None:
     ledger = ledger_with(("v0", 1))
-    effects = ledger.add(1, images(1), NOW)
-    assert jobs(effects) == [("v0", (1, 0, 1))]
-    assert bytes(of(Send, effects)[0].attachments[0]) == b"image 0"
-    assert ledger.shape("v0", shape(1, 0, 1), NOW) == [ShapeKnown(1, 0, b"\x07\0\0\0" * 5)]
-    assert ledger.pixels_in("v0", pixels("v0", 1, 0, 1, slab=4096), NOW) == [PixelsReady(1, 0, 5, 0.25)]
-    assert ledger.pixels(1, 0).slab == 4096
-    assert ledger.end(1) == [Send("v0", Release(4096))]
+    effects = ledger.add(1, files(1), NOW)
+    assert effects == [Send("v0", Probe(1, 0, 1), (memoryview(b"image 0"),))]
+    effects = ledger.shape("v0", shape(1, 0), NOW + 1)
+    assert effects == [ShapeKnown(1, 0, EXPANSION, b"", 3), Send("v0", Job(1, 0, 1), (memoryview(b"image 0"),))]
+    (ready,) = of(PixelsReady, ledger.pixels_in("v0", pixels("v0", 1, 0, slab=128), NOW + 3))
+    assert (ready.seq_id, ready.image_index, ready.num_tokens, ready.is_cached) == (1, 0, 5, False)
+    stages = ready.stages
+    assert (stages.fetch_s, stages.queue_s, stages.decode_s, stages.process_s) == (0, 1, 0.5, 0.25)
+    assert stages.transport_s == 1.25
+    assert ledger.bytes_waiting == 0
+    assert ledger.pixels(1, 0) == (PixelsRef("airside-t-v0", 128, 64, []), b"")
+    assert ledger.end(1, NOW) == [Send("v0", Release(128))]
     assert ledger.jobs_done() == {"v0": 1}
     ledger.check()
 
 
-def test_jobs_go_to_the_worker_with_the_fewest_in_hand_and_wait_without_credit() -> None:
+def test_images_wait_for_the_first_worker_and_are_probed_when_it_joins() -> None:
+    ledger = VisionLedger()
+    assert ledger.add(1, files(2), NOW) == []
+    assert (ledger.num_queued, ledger.load(NOW).workers) == (2, 0)
+    effects = ledger.join("v0", "airside-t-v0", ARENA_BYTES, NOW)
+    assert probes(effects) == [("v0", (1, 0, 1)), ("v0", (1, 1, 1))]
+    assert jobs(ledger.shape("v0", shape(1, 1), NOW)) == []  # no credit yet
+    assert jobs(ledger.credit("v0", 1, NOW)) == [("v0", (1, 1, 1))]
+
+
+def test_probes_go_to_the_worker_with_the_fewest() -> None:
+    ledger = ledger_with(("v0", 0), ("v1", 0))
+    assert [worker for worker, _ in probes(ledger.add(1, files(4), NOW))] == ["v0", "v1", "v0", "v1"]
+
+
+def test_one_requests_images_are_spread_over_workers_and_wait_without_credit() -> None:
     ledger = ledger_with(("v0", 2), ("v1", 1))
-    assert jobs(ledger.add(1, images(4), NOW)) == [("v0", (1, 0, 1)), ("v1", (1, 1, 1)), ("v0", (1, 2, 1))]
+    assert jobs(add(ledger, 1, *files(4))) == [("v0", (1, 0, 1)), ("v1", (1, 1, 1)), ("v0", (1, 2, 1))]
     assert ledger.num_queued == 1
     assert jobs(ledger.credit("v1", 1, NOW)) == [("v1", (1, 3, 1))]
 
 
-def test_a_slab_in_a_step_in_flight_is_kept_until_the_step_is_over() -> None:
+def test_a_worker_gets_a_second_job_only_while_both_are_small() -> None:
+    ledger = ledger_with(("v0", 4))
+    assert jobs(add(ledger, 1, *files(2), size=LARGE)) == [("v0", (1, 0, 1))]
+    assert jobs(add(ledger, 2, *files(1))) == []
+    assert jobs(ledger.pixels_in("v0", pixels("v0", 1, 0), NOW)) != []
+
+
+def test_small_pictures_pass_a_large_one_but_not_for_ever() -> None:
     ledger = ledger_with(("v0", 1))
-    ledger.add(1, images(1), NOW)
-    ready(ledger, "v0", 1, 0, 1, slab=8)
-    ledger.begin_step([1])
-    assert ledger.end(1) == []
-    assert ledger.close_step() == [Send("v0", Release(8))]
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1), size=LARGE)
+    add(ledger, 3, *files(1), now=NOW + 0.1)
+    assert jobs(done(ledger, "v0", 1, 0, 1)) == [("v0", (3, 0, 1))]
+    add(ledger, 4, *files(1), now=NOW + 60)
+    assert jobs(done(ledger, "v0", 3, 0, 1, slab=64)) == [("v0", (2, 0, 1))]
 
 
-def test_each_slab_is_kept_until_no_step_in_flight_reads_it() -> None:
-    ledger = ledger_with(("v0", 3))
-    for seq_id in (1, 2, 3):
-        ledger.add(seq_id, images(1), NOW)
-        ready(ledger, "v0", seq_id, 0, 1, slab=8 * seq_id)
-    ledger.begin_step([1, 2])
-    ledger.begin_step([2, 3])
-    assert [*ledger.end(1), *ledger.end(2), *ledger.end(3)] == []
-    ledger.check()
-    assert ledger.close_step() == [Send("v0", Release(8))]
-    assert ledger.close_step() == [Send("v0", Release(16)), Send("v0", Release(24))]
+def test_a_large_picture_gets_the_worker_that_becomes_free() -> None:
+    """Small ones that come meanwhile go to the other worker, and do not keep both busy for ever."""
+    ledger = ledger_with(("v0", 4), ("v1", 4))
+    add(ledger, 1, *files(2))
+    add(ledger, 2, *files(1), size=LARGE)
+    assert jobs(add(ledger, 3, *files(1), now=NOW + 60)) == [("v1", (3, 0, 1))]
+    assert jobs(done(ledger, "v0", 1, 0, 1)) == [("v0", (2, 0, 1))]
 
 
-def test_lost_steps_keep_nothing() -> None:
-    ledger = ledger_with(("v0", 1))
-    ledger.add(1, images(1), NOW)
-    ready(ledger, "v0", 1, 0, 1, slab=8)
-    ledger.begin_step([1])
-    ledger.begin_step([1])
-    ledger.end(1)
-    assert ledger.drop_steps() == [Send("v0", Release(8))]
-    assert ledger.drop_steps() == []
+# --- equal pictures ---------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_worker_costs_a_second_try_elsewhere_at_the_head_of_the_queue() -> None:
-    ledger = ledger_with(("v0", 1), ("v1", 0))
-    ledger.add(1, images(2), NOW)
-    assert ledger.lose("v0", NOW) == [SegmentUnused("airside-t-v0")]
-    assert jobs(ledger.credit("v1", 1, NOW)) == [("v1", (1, 0, 2))]
-
-
-def test_an_image_that_lost_a_worker_is_tried_alone() -> None:
-    ledger = ledger_with(("v0", 2), ("v1", 4))
-    ledger.add(1, images(1), NOW)
-    ledger.add(2, images(1), NOW)
-    ledger.add(3, images(1), NOW)  # v0 and v1 have one job each, and then v0 a second
-    effects = ledger.lose("v0", NOW)
-    assert jobs(effects) == []  # v1 still has sequence 2's image in hand
-    assert jobs(ready(ledger, "v1", 2, 0, 1)) == [("v1", (1, 0, 2))]
-    assert jobs(ready(ledger, "v1", 1, 0, 2)) == [("v1", (3, 0, 2))]
-
-
-def test_an_image_that_killed_three_workers_fails() -> None:
-    ledger = ledger_with(("v0", 1), ("v1", 1), ("v2", 1), ("v3", 1))
-    ledger.add(1, images(1), NOW)
-    assert jobs(ledger.lose("v0", NOW)) == [("v1", (1, 0, 2))]
-    assert jobs(ledger.lose("v1", NOW)) == [("v2", (1, 0, 3))]
-    effects = ledger.lose("v2", NOW)
-    assert jobs(effects) == []
-    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: three vision workers died on it")]
-
-
-def test_stale_messages_are_harmless_and_a_stale_slab_goes_straight_back() -> None:
-    ledger = ledger_with(("v0", 1), ("v1", 1))
-    ledger.add(1, images(1), NOW)
-    ledger.lose("v0", NOW)
-    assert ledger.shape("v0", shape(1, 0, 1), NOW) == []
-    assert ledger.image_failed("v0", ImageFailed(1, 0, 1, "truncated", "it ends early"), NOW) == []
-    assert ledger.pixels_in("v0", pixels("v0", 1, 0, 1, slab=16), NOW) == [Send("v0", Release(16))]
-    assert ledger.pixels_in("v1", pixels("v1", 1, 0, 1, slab=32), NOW) == [Send("v1", Release(32))]
-    assert of(PixelsReady, ready(ledger, "v1", 1, 0, 2)) == [PixelsReady(1, 0, 5, 0.25)]
-    assert ledger.pixels_in("v1", pixels("v1", 1, 0, 2, slab=64), NOW) == [Send("v1", Release(64))]
-    ledger.check()
-
-
-def test_the_shape_is_told_once_however_many_attempts() -> None:
-    ledger = ledger_with(("v0", 1), ("v1", 1))
-    ledger.add(1, images(1), NOW)
-    assert of(ShapeKnown, ledger.shape("v0", shape(1, 0, 1), NOW))
-    ledger.lose("v0", NOW)
-    assert ledger.shape("v1", shape(1, 0, 2), NOW) == []
-
-
-def test_a_failed_image_says_which_and_why() -> None:
-    ledger = ledger_with(("v0", 3))
-    ledger.add(1, images(3), NOW)
-    effects = ledger.image_failed("v0", ImageFailed(1, 2, 1, "truncated", "the file ends early"), NOW)
-    assert effects == [VisionFailed(1, "image 2: truncated: the file ends early")]
-    assert {(s.message.image_index) for s in of(Send, ledger.end(1)) if isinstance(s.message, Cancel)} == {0, 1}
-
-
-def test_pixels_before_their_shape_fail_the_image() -> None:
-    ledger = ledger_with(("v0", 1))
-    ledger.add(1, images(1), NOW)
-    effects = ledger.pixels_in("v0", pixels("v0", 1, 0, 1, slab=8), NOW)
-    assert effects == [
-        Send("v0", Release(8)),
-        VisionFailed(1, "image 0: the vision worker sent pixels without a shape"),
+def test_equal_pictures_are_made_once() -> None:
+    ledger = ledger_with(("v0", 4))
+    assert jobs(add(ledger, 1, known(7))) == [("v0", (1, 0, 1))]
+    assert add(ledger, 2, known(7), known(7)) == [
+        ShapeKnown(2, 0, EXPANSION, b"", 3),
+        ShapeKnown(2, 1, EXPANSION, b"", 3),
     ]
-
-
-def test_abort_cancels_what_is_in_hand_and_forgets_what_waits() -> None:
-    ledger = ledger_with(("v0", 1))
-    ledger.add(1, images(2), NOW)
-    assert ledger.end(1) == [Send("v0", Cancel(1, 0, 1))]
-    assert ledger.num_queued == 0
-    assert ledger.pixels_in("v0", pixels("v0", 1, 0, 1, slab=8), NOW) == [Send("v0", Release(8))]
+    assert ledger.bytes_waiting == 9
+    ready = of(PixelsReady, done(ledger, "v0", 1, 0, 1))
+    assert [(r.seq_id, r.image_index, r.is_cached) for r in ready] == [(1, 0, False), (2, 0, True), (2, 1, True)]
+    assert (ledger.num_hits, ledger.num_misses) == (2, 1)
+    assert [ledger.end(seq_id, NOW) for seq_id in (1, 2)] == [[], []]
+    assert ledger.cache_bytes == 64
+    effects = ledger.add(3, [known(7)], NOW)
+    assert effects[0] == ShapeKnown(3, 0, EXPANSION, b"", 3)
+    assert of(PixelsReady, effects)[0].is_cached
+    assert ledger.cache_bytes == 0  # in use again
     ledger.check()
 
 
-def test_pixels_outlive_their_worker_until_the_last_lease_is_back() -> None:
-    ledger = ledger_with(("v0", 2))
-    ledger.add(1, images(1), NOW)
-    ledger.add(2, images(1), NOW)
-    ready(ledger, "v0", 1, 0, 1, slab=0)
-    ready(ledger, "v0", 2, 0, 1, slab=64)
-    assert ledger.lose("v0", NOW) == []
-    assert ledger.pixels(2, 0).slab == 64
-    assert ledger.needs_segment_of("v0")
-    assert ledger.is_orphan("airside-t-v0")
-    assert ledger.end(1) == []
-    assert ledger.end(2) == [SegmentUnused("airside-t-v0")]
-    assert not ledger.needs_segment_of("v0")
+def test_salts_keep_equal_pictures_apart() -> None:
+    ledger = ledger_with(("v0", 4))
+    ledger.add(1, [known(7)], NOW, "a")
+    assert probes(ledger.add(2, [known(7)], NOW, "b")) == [("v0", (2, 0, 1))]
+    assert probes(ledger.add(3, [known(7)], NOW, "a")) == []
+    for seq_id in (1, 2):
+        ledger.shape("v0", shape(seq_id, 0), NOW)
+        done(ledger, "v0", seq_id, 0, 1, slab=64 * seq_id)
+    hashes = [ledger.pixels(seq_id, 0)[1] for seq_id in (1, 2, 3)]
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert all(len(found) == 16 and found != known(7).hash for found in hashes)
 
 
-def test_a_draining_worker_gets_no_more_jobs_but_its_slabs_back() -> None:
-    ledger = ledger_with(("v0", 2))
-    ledger.add(1, images(1), NOW)
-    assert ledger.drain("v0") == [Send("v0", Drain())]
-    assert ledger.drain("v0") == []
-    assert jobs(ledger.add(2, images(1), NOW)) == [] == ledger.credit("v0", 1, NOW)
-    assert ledger.num_workers == 0
-    ready(ledger, "v0", 1, 0, 1, slab=8)
-    assert ledger.end(1) == [Send("v0", Release(8))]
+def test_whoever_waits_for_the_same_picture_takes_over_the_place_of_one_that_ends() -> None:
+    ledger = ledger_with(("v0", 1))
+    add(ledger, 1, known(7))
+    add(ledger, 2, known(7))
+    assert ledger.end(1, NOW) == []  # not cancelled
+    assert ledger.knows(1)  # its name is still in use
+    (ready,) = of(PixelsReady, done(ledger, "v0", 1, 0, 1))
+    assert (ready.seq_id, ready.is_cached) == (2, True)
+    assert not ledger.knows(1)
 
 
-@pytest.mark.parametrize(("quiet_s", "stuck"), [(59.0, []), (61.0, ["v0"])])
-def test_a_worker_without_progress_is_stuck(quiet_s: float, stuck: list[str]) -> None:
-    ledger = ledger_with(("v0", 1), ("idle", 0))
-    ledger.add(1, images(1), NOW)
-    assert ledger.stuck(NOW + quiet_s, 60.0) == stuck
+def test_a_picture_that_was_fetched_is_known_by_its_content() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, known(7))
+    done(ledger, "v0", 1, 0, 1)
+    effects = ledger.add(2, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+    assert effects == [Send("v0", Probe(2, 0, 1, "http://t/7"))]
+    effects = ledger.fetched("v0", Fetched(2, 0, 1, known(7).hash, 0.5), [memoryview(b"file")], NOW)
+    assert effects[0] == ShapeKnown(2, 0, EXPANSION, known(7).hash, 3)
+    (ready,) = of(PixelsReady, effects)
+    assert (ready.is_cached, ready.stages.fetch_s) == (True, 0.5)
 
 
-def test_a_worker_that_may_wait_for_room_is_not_stuck_until_its_slabs_are_back() -> None:
-    ledger = ledger_with(("v0", 2))
-    ledger.add(1, images(1), NOW)
-    ledger.add(2, images(1), NOW)
-    ready(ledger, "v0", 1, 0, 1)
-    assert ledger.stuck(NOW + 100, 60.0) == []
-    ledger.end(1)
-    assert ledger.stuck(NOW + 150, 60.0) == []
-    assert ledger.stuck(NOW + 161, 60.0) == ["v0"]
+def test_a_fetched_file_is_probed_like_any_other() -> None:
+    ledger = ledger_with(("v0", 4))
+    ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+    effects = ledger.fetched("v0", Fetched(1, 0, 1, b"h" * 16, 0.5), [memoryview(b"file")], NOW + 1)
+    assert effects == [Send("v0", Probe(1, 0, 1), (memoryview(b"file"),))]
+    assert ledger.bytes_waiting == 4
+    effects = ledger.shape("v0", shape(1, 0), NOW + 1)
+    assert effects[0] == ShapeKnown(1, 0, EXPANSION, b"h" * 16, 3)
+    (ready,) = of(PixelsReady, done(ledger, "v0", 1, 0, 1, now=NOW + 2))
+    assert (ready.is_cached, ready.stages.fetch_s, ready.stages.queue_s) == (False, 0.5, 0.5)
+    assert ledger.pixels(1, 0)[1] == b"h" * 16
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    """Random events; the model only counts what must happen exactly once."""
-
-    @initialize(attempts_max=st.integers(1, 3))
-    def start(self, attempts_max: int) -> None:
-        self.ledger = VisionLedger(attempts_max)
-        self.next_id = 0
-        self.live: dict[int, int] = {}  # seq_id -> number of images
-        self.in_hand: dict[str, dict[tuple[int, int], int]] = {}  # worker -> key -> epoch, as the worker sees it
-        self.credits: Counter[str] = Counter()
-        self.segments: dict[str, str] = {}
-        self.shaped: Counter[tuple[int, int]] = Counter()
-        self.ended: Counter[tuple[int, int]] = Counter()  # ready or failed
-        self.out: set[tuple[str, int]] = set()  # (segment, slab) that the ledger has
-        self.unlinked: set[str] = set()
-        self.seq_of: dict[int, int] = {}  # by slab
-        self.steps: deque[frozenset[int]] = deque()  # in flight
-
-    def id(self) -> int:
-        self.next_id += 1
-        return self.next_id
-
-    def note(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send(peer, Job() as job):
-                    assert self.credits[peer] > 0
-                    self.credits[peer] -= 1
-                    self.in_hand[peer][job.seq_id, job.image_index] = job.epoch
-                case Send(peer, Cancel() as cancel):
-                    assert self.in_hand[peer].pop((cancel.seq_id, cancel.image_index)) == cancel.epoch
-                case Send(peer, Release() as release):
-                    self.out.remove((self.segments[peer], release.slab))
-                    assert not any(self.seq_of[release.slab] in step for step in self.steps), "it is still read"
-                case ShapeKnown():
-                    self.shaped[effect.seq_id, effect.image_index] += 1
-                case PixelsReady():
-                    assert self.shaped[effect.seq_id, effect.image_index] == 1
-                    self.ended[effect.seq_id, effect.image_index] += 1
-                case VisionFailed():
-                    self.ended[effect.seq_id, int(effect.detail.split()[1].rstrip(":"))] += 1
-                case SegmentUnused(segment):
-                    assert segment not in self.unlinked
-                    assert segment not in self.segments.values()
-                    self.unlinked.add(segment)
-                    self.out = {(owner, slab) for owner, slab in self.out if owner != segment}
-
-    @rule(count=st.integers(1, 3))
-    def add(self, count: int) -> None:
-        seq_id = self.id()
-        self.live[seq_id] = count
-        self.note(self.ledger.add(seq_id, images(count), NOW))
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.live)
-    def end(self, data: st.DataObject) -> None:
-        seq_id = data.draw(st.sampled_from(sorted(self.live)))
-        held = {(seq_id, index) for index in range(self.live.pop(seq_id))}
-        self.note(self.ledger.end(seq_id))
-        assert not any(held & set(hand) for hand in self.in_hand.values())
-
-    @rule()
-    @precondition(lambda self: len(self.in_hand) < 3)
-    def join(self) -> None:
-        name = f"v{self.id()}"
-        self.in_hand[name], self.segments[name] = {}, f"airside-t-{name}"
-        self.ledger.join(name, self.segments[name])
-
-    @rule(data=st.data(), count=st.integers(1, 2))
-    @precondition(lambda self: self.in_hand)
-    def credit(self, data: st.DataObject, count: int) -> None:
-        name = data.draw(st.sampled_from(sorted(self.in_hand)))
-        self.credits[name] += count
-        before = self.credits[name]
-        self.note(self.ledger.credit(name, count, NOW))
-        assert self.credits[name] <= before
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.in_hand)
-    def lose(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.in_hand)))
-        del self.in_hand[name], self.segments[name]
-        self.credits[name] = 0
-        self.note(self.ledger.lose(name, NOW))
-
-    @rule(data=st.data(), stale=st.booleans(), what=st.sampled_from(["shape", "pixels", "failed"]))
-    @precondition(lambda self: any(self.in_hand.values()))
-    def speak(self, data: st.DataObject, stale: bool, what: str) -> None:
-        name = data.draw(st.sampled_from(sorted(name for name, hand in self.in_hand.items() if hand)))
-        key = data.draw(st.sampled_from(sorted(self.in_hand[name])))
-        epoch = self.in_hand[name][key] + stale
-        if what == "shape":
-            self.note(self.ledger.shape(name, shape(*key, epoch), NOW))
-            return
-        if not stale:
-            del self.in_hand[name][key]
-        if what == "failed":
-            self.note(self.ledger.image_failed(name, ImageFailed(*key, epoch, "c", "d"), NOW))
-            return
-        slab = self.id()
-        self.out.add((self.segments[name], slab))
-        effects = self.ledger.pixels_in(name, pixels(name, *key, epoch, slab), NOW)
-        self.seq_of[slab] = key[0] if of(PixelsReady, effects) else 0  # what was not taken is read by nobody
-        self.note(effects)
-        assert not stale or (self.segments[name], slab) not in self.out
-
-    @rule(data=st.data())
-    @precondition(lambda self: len(self.steps) < 2)
-    def begin_step(self, data: st.DataObject) -> None:
-        self.steps.append(frozenset(seq_id for seq_id in self.live if data.draw(st.booleans())))
-        self.ledger.begin_step(self.steps[-1])
-
-    @rule()
-    @precondition(lambda self: self.steps)
-    def close_step(self) -> None:
-        self.steps.popleft()
-        self.note(self.ledger.close_step())
-
-    @rule()
-    def drop_steps(self) -> None:
-        self.steps.clear()
-        self.note(self.ledger.drop_steps())
-
-    @invariant()
-    def consistent(self) -> None:
-        self.ledger.check()
-        assert all(count == 1 for count in (*self.shaped.values(), *self.ended.values()))
-
-    def finish_all(self) -> None:
-        """A worker that never tires does whatever is left."""
-        for name in list(self.in_hand):
-            del self.in_hand[name], self.segments[name]
-            self.note(self.ledger.lose(name, NOW))
-        self.join()
-        (name,) = self.in_hand
-        self.credits[name] = 10_000
-        self.note(self.ledger.credit(name, 10_000, NOW))
-        while self.in_hand[name]:
-            key, epoch = self.in_hand[name].popitem()
-            slab = self.id()
-            self.out.add((self.segments[name], slab))
-            self.seq_of[slab] = key[0]
-            self.note(self.ledger.shape(name, shape(*key, epoch), NOW))
-            self.note(self.ledger.pixels_in(name, pixels(name, *key, epoch, slab), NOW))
-
-    def teardown(self) -> None:
-        if not hasattr(self, "ledger"):
-            return
-        self.finish_all()
-        keys = [(seq_id, index) for seq_id, count in self.live.items() for index in range(count)]
-        assert all(self.ended[key] == 1 for key in keys), "an image was forgotten"
-        for seq_id in self.live:  # whoever is still alive ends, and then nothing is left over
-            self.note(self.ledger.end(seq_id))
-        self.drop_steps()
-        for name in list(self.in_hand):
-            del self.in_hand[name], self.segments[name]
-            self.note(self.ledger.lose(name, NOW))
-        assert not self.out
-        assert self.ledger.num_queued == 0
-        self.ledger.check()
+def test_a_fetch_that_nobody_wants_any_more_is_cancelled() -> None:
+    ledger = ledger_with(("v0", 4))
+    ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+    assert ledger.end(1, NOW) == [Send("v0", Cancel(1, 0, 1))]
+    assert ledger.fetched("v0", Fetched(1, 0, 1, b"h" * 16, 0.5), [memoryview(b"file")], NOW) == []
+    ledger.check()
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_the_cache_gives_way_to_a_picture_that_waits_for_room() -> None:
+    ledger = ledger_with(("v0", 4))
+    for seq_id in (1, 2, 3):
+        add(ledger, seq_id, known(seq_id))
+        done(ledger, "v0", seq_id, 0, 1, slab=64 * seq_id)
+        ledger.end(seq_id, NOW)
+    assert ledger.cache_bytes == 192
+    ledger.add(4, [known(2)], NOW)  # used lately
+    ledger.end(4, NOW)
+    add(ledger, 5, known(5))
+    assert ledger.arena_full("v0", 100, NOW) == [Send("v0", Release(64)), Send("v0", Release(192))]
+    assert ledger.cache_bytes == 64
+    ledger.add(6, [known(2)], NOW)
+    assert ledger.end(6, NOW) == [Send("v0", Release(128))]  # room is still wanted: not kept
+
+
+# --- bounds and numbers -----------------------------------------------------------------------------------------------
+
+
+def test_files_that_wait_are_bounded() -> None:
+    ledger = VisionLedger(VisionLimits(bytes_max=20))
+    assert ledger.refusal([known(1)]) is None
+    add(ledger, 1, known(1))
+    assert ledger.refusal([known(2), known(1), known(2)]) is None  # two are equal, and one waits already
+    code, detail = ledger.refusal([known(2), known(3)]) or ("", "")
+    assert code == "queue_full"
+    assert "9 bytes wait" in detail
+    assert "vision.limits.max_waiting_bytes" in detail
+    code, detail = ledger.refusal([known(2, size=21)]) or ("", "")
+    assert (code, "21 bytes together, at most 20" in detail) == ("invalid", True)
+    assert ledger.refusal([]) is None
+
+
+def test_a_fetched_file_must_say_what_it_is() -> None:
+    ledger = ledger_with(("v0", 4))
+    for seq_id, message_hash, count in ((1, b"", 1), (2, b"h" * 16, 0)):
+        ledger.add(seq_id, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+        effects = ledger.fetched("v0", Fetched(seq_id, 0, 1, message_hash, 0.5), [memoryview(b"file")][:count], NOW)
+        assert of(VisionFailed, effects) == [VisionFailed(seq_id, "image 0: the vision worker sent no file")]
+
+
+def test_the_end_of_a_sequence_makes_room_for_a_fetch() -> None:
+    ledger = ledger_with(("v0", 0), limits=VisionLimits(bytes_max=20, file_bytes_max=15))
+    add(ledger, 1, known(1))
+    assert ledger.add(2, [ImageFile(memoryview(b""), "http://t/7")], NOW) == []
+    assert probes(ledger.end(1, NOW)) == [("v0", (2, 0, 1))]
+
+
+def test_what_is_fetched_is_bounded_before_its_size_is_known() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits(bytes_max=25, file_bytes_max=10))
+    urls = [ImageFile(memoryview(b""), f"http://t/{number}") for number in range(4)]
+    assert len(probes(ledger.add(1, urls, NOW))) == 2
+    assert ledger.refusal([known(1)]) is not None
+    effects = ledger.fetched("v0", Fetched(1, 0, 1, b"h" * 16, 0.1), [memoryview(b"file!")], NOW)
+    assert probes(effects) == [("v0", (1, 2, 1)), ("v0", (1, 0, 1))]  # 5 bytes are there, and 20 may come
+
+
+def test_the_load_is_seconds_of_work_over_the_workers() -> None:
+    ledger = VisionLedger()
+    assert ledger.load(NOW).wait_s == 0
+    add(ledger, 1, *files(2))
+    waiting = ledger.load(NOW)
+    assert (waiting.queued, waiting.in_hand, waiting.workers) == (2, 0, 0)
+    assert waiting.wait_s > 0
+    for name in ("v0", "v1"):
+        ledger.join(name, f"airside-t-{name}", ARENA_BYTES, NOW)
+    assert ledger.load(NOW).wait_s == pytest.approx(waiting.wait_s / 2)
+    for index, worker in enumerate(("v0", "v1")):
+        ledger.shape(worker, shape(1, index, pixels=LARGE), NOW)
+    ledger.credit("v0", 1, NOW)
+    busy = ledger.load(NOW)
+    assert (busy.queued, busy.in_hand, busy.workers) == (1, 1, 2)
+    assert ledger.load(NOW + 0.1).wait_s == pytest.approx(busy.wait_s - 0.05)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from airside.vision_workers.arena import Arena, slab_bytes
-from airside.vision_workers.segment import HEADER_BYTES, sweep
+from airside.vision_workers.segment import HEADER_BYTES, NoRoomForSegment, sweep
 
 SHM = Path("/dev/shm")
 MIB = 1 << 20
@@ -64,6 +64,22 @@ def test_memory_goes_back_with_the_last_slab(name: str) -> None:
         assert (SHM / name).stat().st_size == 16 * MIB
 
 
+def test_the_memory_of_each_slab_goes_back_while_others_stay(name: str) -> None:
+    """Those beside it share pages with it, and keep what they have."""
+    with Arena(name, 16 * MIB) as arena:
+        refs = [arena.write_tensors({"x": np.full(MIB + 64 * odd, odd, np.uint8)}) for odd in range(1, 10)]
+        segment = np.memmap(SHM / name, mode="r")
+        for number, ref in enumerate(refs[1:8:2], 1):
+            arena.release(ref.slab)
+            assert (SHM / name).stat().st_blocks * 512 < (9 - number) * MIB + MIB // 2
+        for odd, ref in enumerate(refs, 1):
+            if arena.holds(ref.slab):
+                assert np.all(segment[ref.slab : ref.slab + ref.num_bytes] == odd)
+        for ref in refs[0::2]:
+            arena.release(ref.slab)
+        assert (SHM / name).stat().st_blocks * 512 == HEADER_BYTES
+
+
 def test_full_shared_memory_costs_no_slab(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
@@ -74,6 +90,16 @@ def test_full_shared_memory_costs_no_slab(name: str, monkeypatch: pytest.MonkeyP
             arena.write_tensors({"x": np.ones(8, np.uint8)})
         assert arena.num_slabs == 0
         assert arena.can_write({"x": np.ones(arena.bytes_total, np.uint8)})
+
+
+def test_a_segment_for_which_there_is_no_memory_leaves_no_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwrite", no_space)
+    with pytest.raises(NoRoomForSegment, match=r"/dev/shm is full.*vision\.arena"):
+        Arena(name, MIB)
+    assert not (SHM / name).exists()
 
 
 def test_sweep_removes_only_what_dead_owners_left(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from airside.proto.messages import Credit, Job, Pixels, Shape, Shutdown
+from airside.proto.messages import Credit, Job, Pixels, Probe, Shape, Shutdown, VisionHello
 from airside.proto.settings import VisionWorkerSettings
 from airside.vision_workers.decode import decode
 from airside.vision_workers.families.registry import load_family
@@ -31,13 +32,13 @@ SEGMENT = f"airside-vtest-{os.getpid()}-process"
 LIMITS = ImageLimits(max_bytes=1 << 20, max_pixels=1_000_000, max_aspect=200.0)
 
 
-def command(endpoint: str, model_path: Path) -> list[str]:
+def command(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20) -> list[str]:
     settings = VisionWorkerSettings(
         endpoint=endpoint,
         name="vision-0",
         model_path=str(model_path),
         segment=SEGMENT,
-        segment_bytes=64 << 20,
+        segment_bytes=segment_bytes,
         max_bytes=LIMITS.max_bytes,
         max_pixels=LIMITS.max_pixels,
         max_aspect=LIMITS.max_aspect,
@@ -46,8 +47,9 @@ def command(endpoint: str, model_path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(endpoint: str, model_path: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command(endpoint, model_path), stderr=subprocess.PIPE, text=True) as process:
+def started(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20) -> Iterator[subprocess.Popen[str]]:
+    words = command(endpoint, model_path, segment_bytes)
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -64,10 +66,11 @@ def test_serves_and_leaves_a_segment_to_sweep_when_killed(
         hello = script.greet()
         assert (hello.pid, hello.segment) == (process.pid, SEGMENT)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
-        script.send(Job(seq_id=1, image_index=0, epoch=1), data)
+        script.send(Probe(seq_id=1, image_index=0, epoch=1), data)
         family = load_family(str(splitting_checkpoint))
         shape = np.frombuffer(script.expect(Shape).expansion, "<i4")
-        assert np.array_equal(shape, family.shape(64, 96))
+        assert np.array_equal(shape, family.shape(64, 96).expansion)
+        script.send(Job(seq_id=1, image_index=0, epoch=1), data)
         ref = script.expect(Pixels).pixels
         expected = family.process(decode(data, LIMITS, "#ffffff"))
         assert {tensor.name for tensor in ref.tensors} == {"pixel_values", "pixel_attention_mask"}
@@ -81,6 +84,19 @@ def test_serves_and_leaves_a_segment_to_sweep_when_killed(
         process.wait(60)
         assert (SHM / SEGMENT).exists()
         assert sweep(SEGMENT) == [SEGMENT]
+
+
+def test_an_arena_is_no_larger_than_the_machines_shared_memory(
+    endpoint: str, script: Any, single_tile_checkpoint: Path
+) -> None:
+    there = os.statvfs(SHM)
+    num_bytes = there.f_blocks * there.f_frsize
+    with started(endpoint, single_tile_checkpoint, 2 * num_bytes) as process:
+        hello = script.expect(VisionHello)
+        assert num_bytes - 2 * mmap.PAGESIZE < hello.segment_bytes < num_bytes
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert f"vision.arena has {2 * num_bytes} bytes, /dev/shm only {num_bytes}" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])

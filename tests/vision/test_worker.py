@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import errno
 import io
 import os
 import threading
@@ -17,22 +19,28 @@ from PIL import Image
 
 from airside.proto.channel import Link
 from airside.proto.messages import (
+    ArenaFull,
     Cancel,
     Credit,
     Drain,
+    Fetched,
     Goodbye,
     Heartbeat,
     ImageFailed,
     Job,
     KvSetup,
     Pixels,
+    Probe,
     Release,
     Shape,
     Shutdown,
 )
 from airside.vision_workers import worker as worker_module
-from airside.vision_workers.arena import Arena, Tensors
+from airside.vision_workers.arena import Arena
 from airside.vision_workers.decode import decode
+from airside.vision_workers.families.family import ImageShape
+from airside.vision_workers.fetch.fetcher import Fetched as Fetch
+from airside.vision_workers.fetch.fetcher import Fetcher
 from airside.vision_workers.header import ImageLimits
 from airside.vision_workers.preparation import Preparation
 from airside.vision_workers.worker import VisionWorker
@@ -50,12 +58,14 @@ class GatedFamily:
         self.gate = threading.Event()
         self.gate.set()
         self.started = threading.Event()
+        self.num_processed = 0
 
-    def shape(self, width: int, height: int) -> NDArray[np.int32]:
-        return np.array([width, height], dtype=np.int32)
+    def shape(self, width: int, height: int) -> ImageShape:
+        return ImageShape(np.array([width, height], dtype=np.int32), rope_advance=7)
 
     def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:
         self.started.set()
+        self.num_processed += 1
         assert self.gate.wait(60)
         if image.size == (13, 13):
             raise RuntimeError("an unlucky picture")
@@ -71,14 +81,14 @@ def family() -> GatedFamily:
 def running(endpoint: str, script: Any, family: GatedFamily) -> Iterator[Future[None]]:
     """The loop in a thread; the test must bring it to its end."""
 
-    def prepare(data: bytes) -> Tensors:
-        return family.process(decode(data, LIMITS, "#ffffff"))
+    def decode_file(data: bytes) -> Image.Image:
+        return decode(data, LIMITS, "#ffffff")
 
     def run() -> None:
-        with Preparation(prepare) as preparation, Arena(SEGMENT, ARENA_BYTES) as arena:
+        with Preparation(decode_file, family.process) as preparation, Arena(SEGMENT, ARENA_BYTES) as arena:
             link = Link(endpoint, "vision-0")
             try:
-                VisionWorker(link, family, arena, preparation, LIMITS, "here").run()
+                VisionWorker(link, family, arena, preparation, LIMITS, Fetcher(None), "here").run()
             finally:
                 link.close()
 
@@ -86,6 +96,7 @@ def running(endpoint: str, script: Any, family: GatedFamily) -> Iterator[Future[
         future = pool.submit(run)
         hello = script.greet()
         assert (hello.segment, hello.pid, hello.node) == (SEGMENT, os.getpid(), "here")
+        assert hello.segment_bytes == ARENA_BYTES - 4096
         try:
             yield future
         finally:
@@ -106,25 +117,39 @@ def job(seq_id: int, epoch: int = 1) -> Job:
     return Job(seq_id=seq_id, image_index=2, epoch=epoch)
 
 
+def probe(seq_id: int, url: str = "") -> Probe:
+    return Probe(seq_id=seq_id, image_index=2, epoch=1, url=url)
+
+
 def deliver(script: Any, seq_id: int) -> Pixels:
     """One picture of 64 x 64 from job to pixels, which stay in the arena."""
     script.send(job(seq_id), png())
-    assert script.expect(Shape).seq_id == seq_id
     pixels: Pixels = script.expect(Pixels)
+    assert pixels.seq_id == seq_id
     script.expect(Credit)
     return pixels
 
 
 @pytest.mark.usefixtures("running")
-def test_a_job_becomes_a_shape_then_pixels_then_credit(script: Any) -> None:
-    data = png(30, 20)
-    script.send(job(7, epoch=3), data)
+def test_a_probe_is_answered_from_the_header_and_costs_no_credit(script: Any) -> None:
+    script.send(Probe(seq_id=7, image_index=2, epoch=3), png(30, 20))
     shape = script.expect(Shape)
     assert (shape.seq_id, shape.image_index, shape.epoch) == (7, 2, 3)
+    assert (shape.width, shape.height, shape.rope_advance) == (30, 20, 7)
     assert np.frombuffer(shape.expansion, "<i4").tolist() == [30, 20]
+    script.send(probe(8), (IMAGES / "html_as.jpg").read_bytes())
+    failed = script.expect(ImageFailed)
+    assert (failed.seq_id, failed.image_index, failed.epoch, failed.cause) == (8, 2, 1, "unsupported_format")
+    deliver(script, 9)  # no credit came before
+
+
+@pytest.mark.usefixtures("running")
+def test_a_job_becomes_pixels_then_credit(script: Any) -> None:
+    data = png(30, 20)
+    script.send(job(7, epoch=3), data)
     pixels = script.expect(Pixels)
     assert (pixels.seq_id, pixels.image_index, pixels.epoch) == (7, 2, 3)
-    assert pixels.process_s > 0
+    assert min(pixels.decode_s, pixels.process_s) > 0
     (tensor,) = pixels.pixels.tensors
     raw = np.memmap(Path("/dev/shm") / SEGMENT, mode="r")[pixels.pixels.slab + tensor.offset :]
     shown = raw[: 30 * 20 * 3].view(tensor.dtype).reshape(tensor.shape)
@@ -133,14 +158,9 @@ def test_a_job_becomes_a_shape_then_pixels_then_credit(script: Any) -> None:
 
 
 @pytest.mark.usefixtures("running")
-@pytest.mark.parametrize(
-    ("file", "cause", "has_shape"),
-    [("trunc_half.jpg", "truncated", True), ("html_as.jpg", "unsupported_format", False)],
-)
-def test_a_bad_picture_fails_alone(script: Any, file: str, cause: str, has_shape: bool) -> None:
+@pytest.mark.parametrize(("file", "cause"), [("trunc_half.jpg", "truncated"), ("html_as.jpg", "unsupported_format")])
+def test_a_bad_picture_fails_alone(script: Any, file: str, cause: str) -> None:
     script.send(job(1), (IMAGES / file).read_bytes())
-    if has_shape:
-        script.expect(Shape)
     failed = script.expect(ImageFailed)
     assert (failed.seq_id, failed.image_index, failed.epoch, failed.cause) == (1, 2, 1, cause)
     assert failed.detail
@@ -151,7 +171,6 @@ def test_a_bad_picture_fails_alone(script: Any, file: str, cause: str, has_shape
 @pytest.mark.usefixtures("running")
 def test_an_unexpected_error_fails_one_picture(script: Any, caplog: pytest.LogCaptureFixture) -> None:
     script.send(job(1), png(13, 13))
-    script.expect(Shape)
     assert script.expect(ImageFailed).cause == "internal"
     assert "an unlucky picture" in caplog.text
     script.expect(Credit)
@@ -168,9 +187,26 @@ def test_a_job_without_bytes_fails(script: Any) -> None:
 @pytest.mark.usefixtures("running")
 def test_a_picture_larger_than_the_arena_fails(script: Any) -> None:
     script.send(job(1), png(200, 200))
-    script.expect(Shape)
     assert script.expect(ImageFailed).cause == "arena_too_small"
     script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_picture_for_which_the_machine_has_no_memory_fails_alone(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", no_space)
+        script.send(job(1), png())
+        failed = script.expect(ImageFailed)
+    assert failed.cause == "arena_too_small"
+    assert "/dev/shm" in failed.detail
+    assert "vision.arena" in failed.detail
+    script.expect(Credit)
+    deliver(script, 2)
 
 
 @pytest.mark.usefixtures("running")
@@ -180,13 +216,12 @@ def test_the_loop_talks_while_a_picture_is_prepared(
     monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.05)
     family.gate.clear()
     script.send(job(1), png())
-    script.expect(Shape)
     assert family.started.wait(60)
     for _ in range(3):
         heartbeat = script.next(heartbeats=True)
         assert isinstance(heartbeat, Heartbeat)
         assert heartbeat.rss_bytes > 1 << 20
-    script.send(job(2), png(10, 10))
+    script.send(probe(2), png(10, 10))
     assert script.expect(Shape).seq_id == 2
     family.gate.set()
     assert script.expect(Pixels).seq_id == 1
@@ -208,44 +243,79 @@ def test_a_busy_worker_tells_its_memory_too(script: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("running")
-def test_cancel_ends_queued_and_current_jobs(script: Any, family: GatedFamily) -> None:
-    family.gate.clear()
-    for seq_id in (1, 2, 3):
-        script.send(job(seq_id), png())
-        script.expect(Shape)
-    assert family.started.wait(60)
-    script.send(Cancel(seq_id=1, image_index=2, epoch=1))
-    script.send(Cancel(seq_id=2, image_index=2, epoch=1))
-    script.expect(Credit)  # for the queued one; the current one is still in the thread
-    script.send(Cancel(seq_id=3, image_index=2, epoch=9))  # another attempt: not this job
-    family.gate.set()
-    script.expect(Credit)
-    assert script.expect(Pixels).seq_id == 3
-    script.expect(Credit)
-    script.send(Cancel(seq_id=3, image_index=2, epoch=1))  # done already: harmless
-    deliver(script, 4)
+def test_several_small_jobs_are_taken_at_once_and_done_in_order(script: Any) -> None:
+    for seq_id in (1, 2, 3, 4):
+        script.send(job(seq_id), png(8, 8))
+    for seq_id in (1, 2, 3, 4):
+        assert script.expect(Pixels).seq_id == seq_id
+        assert script.expect(Credit).jobs == 1
 
 
 @pytest.mark.usefixtures("running")
-def test_a_full_arena_waits_for_a_release(script: Any) -> None:
+def test_cancel_ends_queued_and_current_jobs(script: Any, family: GatedFamily) -> None:
+    family.gate.clear()
+    for seq_id in (1, 2, 3, 4):
+        script.send(job(seq_id), png())
+    assert family.started.wait(60)
+    script.send(Cancel(seq_id=1, image_index=2, epoch=1))
+    script.send(Cancel(seq_id=2, image_index=2, epoch=1))
+    script.send(Cancel(seq_id=3, image_index=2, epoch=1))
+    script.expect(Credit)  # for the queued one; the others are in the thread
+    script.send(Cancel(seq_id=4, image_index=2, epoch=9))  # another attempt: not this job
+    family.gate.set()
+    script.expect(Credit)
+    script.expect(Credit)
+    assert script.expect(Pixels).seq_id == 4
+    script.expect(Credit)
+    assert family.num_processed == 2  # those that nobody wanted were not begun with
+    script.send(Cancel(seq_id=4, image_index=2, epoch=1))  # done already: harmless
+    deliver(script, 5)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_full_arena_waits_for_a_release_and_says_so(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "ARENA_FULL_S", 0.02)
     first, _ = deliver(script, 1), deliver(script, 2)
     script.send(job(3), png())
-    script.expect(Shape)
-    script.send(job(4), png(10, 10))
-    script.expect(Shape)  # the loop listens while the third picture waits for room
-    assert script.says_no_more()
+    assert script.expect(ArenaFull).num_bytes == 64 * 64 * 3
+    script.expect(ArenaFull)  # again, as long as it waits
+    script.send(probe(4), png(10, 10))
+    while isinstance(message := script.next(), ArenaFull):
+        pass
+    assert isinstance(message, Shape)  # the loop listens meanwhile
     script.send(Release(slab=first.pixels.slab))
-    assert script.expect(Pixels).pixels.slab == first.pixels.slab
+    while isinstance(message := script.next(), ArenaFull):
+        pass
+    assert isinstance(message, Pixels)
+    assert message.pixels.slab == first.pixels.slab
     script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_small_picture_does_not_pass_one_that_waits_for_room(script: Any) -> None:
+    first, second = deliver(script, 1), deliver(script, 2)
+    script.send(job(3), png())
+    script.expect(ArenaFull)
+    script.send(job(4), png(8, 8))
+    for slab in (first.pixels.slab, second.pixels.slab):
+        script.send(Release(slab=slab))
+    heard: list[Any] = []
+    while len(heard) < 4:
+        message = script.next()
+        if not isinstance(message, ArenaFull):
+            heard.append(message)
+    assert [message.seq_id for message in heard if not isinstance(message, Credit)] == [3, 4]
 
 
 @pytest.mark.usefixtures("running")
 def test_cancel_frees_the_worker_from_a_full_arena(script: Any) -> None:
     first, _ = deliver(script, 1), deliver(script, 2)
     script.send(job(3), png())
-    script.expect(Shape)
+    script.expect(ArenaFull)
     script.send(Cancel(seq_id=3, image_index=2, epoch=1))
-    script.expect(Credit)
+    while isinstance(message := script.next(), ArenaFull):
+        pass
+    assert isinstance(message, Credit)
     script.send(Release(slab=first.pixels.slab))
     deliver(script, 4)
 
@@ -254,7 +324,6 @@ def test_drain_waits_for_the_slabs(script: Any, running: Future[None], family: G
     first = deliver(script, 1)
     family.gate.clear()
     script.send(job(2), png())
-    script.expect(Shape)
     script.send(Drain())
     script.send(Release(slab=first.pixels.slab))
     family.gate.set()
@@ -263,6 +332,25 @@ def test_drain_waits_for_the_slabs(script: Any, running: Future[None], family: G
     script.send(Release(slab=second.pixels.slab))
     script.expect(Goodbye)
     running.result(60)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_fetched_file_goes_to_the_controller_unread(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be anything; its header is read when the controller asks for that, and so knows what is being read."""
+    done: list[Fetch] = []
+    monkeypatch.setattr(Fetcher, "start", lambda _, key, url: done.append(Fetch(key, url.encode(), 0.5)))
+    monkeypatch.setattr(Fetcher, "take", lambda _: [done.pop() for _ in range(len(done))])
+    script.send(probe(1, "no picture at all"), b"")
+    fetched, (file,) = script.next_with_files()
+    assert fetched == Fetched(1, 2, 1, hashlib.blake2b(b"no picture at all", digest_size=16).digest(), 0.5)
+    assert file == b"no picture at all"
+
+
+@pytest.mark.usefixtures("running")
+def test_a_url_is_refused_where_nothing_may_be_fetched(script: Any) -> None:
+    script.send(probe(1, "http://example.org/a.png"), b"")
+    assert script.expect(ImageFailed).cause == "not_allowed"
+    deliver(script, 2)
 
 
 @pytest.mark.usefixtures("running")

@@ -1,0 +1,294 @@
+"""The vision ledger when workers are lost, hang, or have no room, and when messages are stale."""
+
+from __future__ import annotations
+
+import pytest
+
+from airside.controller.vision_dispatch import VisionLimits
+from airside.controller.vision_effects import PixelsReady, SegmentUnused, Send, VisionFailed
+from airside.controller.vision_ledger import ImageFile
+from airside.proto.messages import (
+    Cancel,
+    Drain,
+    ImageFailed,
+    Pixels,
+    PixelsRef,
+    Release,
+)
+from tests.controller.ledger_script import (
+    ARENA_BYTES,
+    NOW,
+    add,
+    done,
+    files,
+    jobs,
+    known,
+    ledger_with,
+    of,
+    pixels,
+    probes,
+    sent,
+    shape,
+)
+
+# --- what is lost -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_worker_costs_a_second_try_elsewhere_and_only_the_oldest_job_is_blamed() -> None:
+    ledger = ledger_with(("v0", 4), ("v1", 0), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(3))
+    effects = ledger.lose("v0", NOW)
+    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: one died on it")]
+    assert SegmentUnused("airside-t-v0") in effects
+    assert jobs(ledger.credit("v1", 4, NOW)) == [("v1", (1, 1, 2))]
+
+
+def test_an_image_that_lost_a_worker_is_tried_alone() -> None:
+    ledger = ledger_with(("v0", 2), ("v1", 4))
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1))
+    add(ledger, 3, *files(1))  # v0 and v1 have one job each, and then v0 a second
+    assert jobs(ledger.lose("v0", NOW)) == []  # v1 still has sequence 2's image in hand
+    assert jobs(done(ledger, "v1", 2, 0, 1)) == [("v1", (1, 0, 2))]
+    assert probes(ledger.add(4, files(1), NOW)) == []  # not even asked for a header beside it
+    assert jobs(done(ledger, "v1", 1, 0, 2, slab=64)) == [("v1", (3, 0, 2))]
+
+
+def test_an_image_that_killed_three_workers_fails() -> None:
+    ledger = ledger_with(("v0", 1), ("v1", 1), ("v2", 1), ("v3", 1))
+    add(ledger, 1, *files(1))
+    assert jobs(ledger.lose("v0", NOW)) == [("v1", (1, 0, 2))]
+    assert jobs(ledger.lose("v1", NOW)) == [("v2", (1, 0, 3))]
+    effects = ledger.lose("v2", NOW)
+    assert jobs(effects) == []
+    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: three died on it")]
+
+
+def test_a_header_that_kills_three_workers_fails() -> None:
+    ledger = ledger_with(("v0", 1), ("v1", 1), ("v2", 1), ("v3", 1))
+    assert probes(ledger.add(1, files(1), NOW)) == [("v0", (1, 0, 1))]
+    assert probes(ledger.lose("v0", NOW)) == [("v1", (1, 0, 2))]
+    assert probes(ledger.lose("v1", NOW)) == [("v2", (1, 0, 3))]
+    failures = of(VisionFailed, ledger.lose("v2", NOW))
+    assert failures == [VisionFailed(1, "image 0: vision worker lost: three died on it")]
+
+
+def test_nobody_is_blamed_when_it_may_have_been_a_job_that_was_cancelled() -> None:
+    ledger = ledger_with(("v0", 2), ("v1", 1), limits=VisionLimits(attempts_max=1))
+    add(ledger, 9, *files(1))  # keeps v0's other neighbour busy
+    add(ledger, 1, *files(1))
+    ledger.end(9, NOW)
+    add(ledger, 2, *files(1))
+    effects = ledger.lose("v0", NOW)
+    assert of(VisionFailed, effects) == []
+
+
+def test_a_fetch_is_never_blamed() -> None:
+    ledger = ledger_with(("v0", 1), limits=VisionLimits(attempts_max=1))
+    ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+    effects = ledger.lose("v0", NOW) + ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW)
+    assert probes(effects) == [("v1", (1, 0, 2))]
+
+
+def test_stale_messages_are_harmless_and_a_stale_slab_goes_straight_back() -> None:
+    ledger = ledger_with(("v0", 1), ("v1", 1), ("v2", 1))
+    add(ledger, 1, *files(1))
+    assert jobs(ledger.lose("v0", NOW)) == [("v1", (1, 0, 2))]
+    assert ledger.shape("v0", shape(1, 0, 1), NOW) == []
+    assert ledger.shape("v1", shape(1, 0, 2), NOW) == []
+    for worker, epoch in (("v0", 1), ("v1", 1), ("v2", 2)):
+        assert ledger.image_failed(worker, ImageFailed(1, 0, epoch, "truncated", "it ends early"), NOW) == []
+    assert ledger.pixels_in("v1", pixels("v1", 1, 0, 1, slab=32), NOW) == [Send("v1", Release(32))]
+    assert ledger.pixels_in("v2", pixels("v2", 1, 0, 2, slab=32), NOW) == [Send("v2", Release(32))]
+    assert of(PixelsReady, ledger.pixels_in("v1", pixels("v1", 1, 0, 2), NOW))
+    ledger.check()
+
+
+def test_a_message_that_comes_twice_gives_no_slab_back_twice() -> None:
+    ledger = ledger_with(("v0", 2), limits=VisionLimits())
+    add(ledger, 1, *files(1))
+    twice = pixels("v0", 1, 0, slab=64)
+    assert of(PixelsReady, ledger.pixels_in("v0", twice, NOW))
+    assert ledger.pixels_in("v0", twice, NOW) == []
+    assert ledger.end(1, NOW) == [Send("v0", Release(64))]
+    assert ledger.pixels_in("v0", twice, NOW) == []
+    add(ledger, 2, *files(1))
+    ledger.end(2, NOW)
+    late = pixels("v0", 2, 0, slab=128)
+    assert ledger.pixels_in("v0", late, NOW) == [Send("v0", Release(128))]
+    assert ledger.pixels_in("v0", late, NOW) == []
+
+
+def test_pixels_in_a_foreign_segment_fail_the_image() -> None:
+    ledger = ledger_with(("v0", 1))
+    add(ledger, 1, *files(1))
+    effects = ledger.pixels_in("v0", Pixels(1, 0, 1, PixelsRef("airside-t-other", 8, 64, []), 0.1), NOW)
+    why = "the vision worker sent pixels in a place that is not its to give"
+    assert of(VisionFailed, effects) == [VisionFailed(1, f"image 0: {why}")]
+
+
+def test_a_failed_image_says_which_and_why() -> None:
+    ledger = ledger_with(("v0", 3))
+    add(ledger, 1, *files(3))
+    effects = ledger.image_failed("v0", ImageFailed(1, 2, 1, "truncated", "the file ends early"), NOW)
+    assert effects == [VisionFailed(1, "image 2: truncated: the file ends early")]
+    assert {index for _, (_, index, _) in sent(Cancel, ledger.end(1, NOW))} == {0, 1}
+
+
+def test_abort_cancels_what_is_in_hand_and_forgets_what_waits() -> None:
+    ledger = ledger_with(("v0", 1))
+    add(ledger, 1, *files(2))
+    assert ledger.end(1, NOW) == [Send("v0", Cancel(1, 0, 1))]
+    assert ledger.num_queued == ledger.bytes_waiting == 0
+    assert ledger.pixels_in("v0", pixels("v0", 1, 0, slab=8), NOW) == [Send("v0", Release(8))]
+    ledger.check()
+
+
+def test_pixels_outlive_their_worker_until_the_last_lease_is_back() -> None:
+    ledger = ledger_with(("v0", 2))
+    for seq_id in (1, 2, 3):
+        add(ledger, seq_id, known(seq_id))
+        done(ledger, "v0", seq_id, 0, 1, slab=64 * seq_id)
+    ledger.end(3, NOW)  # kept, until its worker is gone
+    assert ledger.lose("v0", NOW) == []
+    assert ledger.cache_bytes == 0
+    assert ledger.pixels(2, 0)[0].slab == 128
+    assert ledger.needs_segment_of("v0")
+    assert ledger.is_orphan("airside-t-v0")
+    assert probes(ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW) + ledger.add(4, [known(1)], NOW))  # made anew
+    assert ledger.end(1, NOW) == []
+    assert ledger.end(2, NOW) == [SegmentUnused("airside-t-v0")]
+    assert not ledger.needs_segment_of("v0")
+
+
+def test_a_draining_worker_gets_no_more_jobs_but_its_slabs_back() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, known(1))
+    done(ledger, "v0", 1, 0, 1, slab=8)
+    ledger.end(1, NOW)
+    add(ledger, 2, known(2))
+    assert ledger.drain("v0") == [Send("v0", Drain()), Send("v0", Release(8))]
+    assert ledger.drain("v0") == []
+    assert ledger.add(3, [known(3)], NOW) == [] == ledger.credit("v0", 1, NOW)
+    assert ledger.num_workers == 0
+    done(ledger, "v0", 2, 0, 1, slab=16)
+    assert ledger.end(2, NOW) == [Send("v0", Release(16))]  # nothing is kept
+
+
+# --- steps, hangs, room -----------------------------------------------------------------------------------------------
+
+
+def test_each_slab_is_kept_until_no_step_in_flight_reads_it() -> None:
+    ledger = ledger_with(("v0", 3))
+    for seq_id in (1, 2, 3):
+        add(ledger, seq_id, *files(1))
+        done(ledger, "v0", seq_id, 0, 1, slab=8 * seq_id)
+    ledger.begin_step([1, 2])
+    ledger.begin_step([2, 3])
+    assert [*ledger.end(1, NOW), *ledger.end(2, NOW), *ledger.end(3, NOW)] == []
+    ledger.check()
+    assert ledger.close_step() == [Send("v0", Release(8))]
+    assert ledger.close_step() == [Send("v0", Release(16)), Send("v0", Release(24))]
+
+
+def test_lost_steps_keep_nothing() -> None:
+    ledger = ledger_with(("v0", 1))
+    add(ledger, 1, *files(1))
+    done(ledger, "v0", 1, 0, 1, slab=8)
+    ledger.begin_step([1])
+    ledger.begin_step([1])
+    ledger.end(1, NOW)
+    assert ledger.drop_steps() == [Send("v0", Release(8))]
+    assert ledger.drop_steps() == []
+
+
+@pytest.mark.parametrize(("later_s", "stuck"), [(19.0, []), (21.0, ["v0"])])
+def test_a_worker_with_one_picture_for_too_long_is_stuck(later_s: float, stuck: list[str]) -> None:
+    ledger = ledger_with(("v0", 4), ("idle", 0))
+    add(ledger, 1, *files(1))
+    assert ledger.stuck(NOW + later_s) == stuck
+
+
+def test_the_clock_is_of_the_oldest_job() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1))
+    done(ledger, "v0", 1, 0, 1, now=NOW + 15)
+    assert ledger.stuck(NOW + 30) == []
+    assert ledger.stuck(NOW + 36) == ["v0"]
+
+
+def test_only_what_is_overdue_is_blamed() -> None:
+    """A job hangs: those behind it, and the header that the worker was asked for lately, are not why."""
+    ledger = ledger_with(("v0", 4), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1))
+    ledger.add(3, files(1), NOW + 19)
+    assert ledger.stuck(NOW + 21) == ["v0"]
+    assert [failed.seq_id for failed in of(VisionFailed, ledger.lose("v0", NOW + 21))] == [1]
+
+
+def test_a_worker_that_hangs_on_a_cancelled_job_is_stuck_too() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(1))
+    ledger.end(1, NOW)
+    assert ledger.stuck(NOW + 21) == ["v0"]
+    ledger.credit("v0", 1, NOW + 21)
+    assert ledger.stuck(NOW + 22) == []
+
+
+def test_credits_of_jobs_cancelled_before_their_turn_are_no_sign_of_progress() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1))
+    ledger.end(2, NOW + 15)
+    ledger.credit("v0", 1, NOW + 15)
+    assert ledger.stuck(NOW + 21) == ["v0"]
+
+
+def test_a_worker_that_waits_for_room_is_not_stuck() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    add(ledger, 1, *files(1))
+    done(ledger, "v0", 1, 0, 1, num_bytes=960)
+    add(ledger, 2, *files(1))
+    ledger.arena_full("v0", 64, NOW + 19)
+    assert ledger.stuck(NOW + 38) == []
+    assert jobs(add(ledger, 3, *files(1))) == []  # nor is it given more
+    assert ledger.stuck(NOW + 40) == ["v0"]  # but it does not say so any more
+
+
+def test_a_picture_that_waits_for_room_moves_to_an_idle_worker_that_has_it() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    add(ledger, 1, *files(1))
+    done(ledger, "v0", 1, 0, 1, num_bytes=960)
+    add(ledger, 2, *files(1))
+    ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW)
+    ledger.credit("v1", 4, NOW)
+    effects = ledger.arena_full("v0", 64, NOW)
+    assert sent(Cancel, effects) == [("v0", (2, 0, 1))]
+    assert jobs(effects) == [("v1", (2, 0, 2))]
+    ledger.check()
+
+
+def test_a_request_whose_pictures_never_fit_together_fails() -> None:
+    ledger = ledger_with(("v0", 1))
+    add(ledger, 1, *files(2))
+    done(ledger, "v0", 1, 0, 1, num_bytes=600)
+    (failed,) = of(VisionFailed, ledger.arena_full("v0", 600, NOW))
+    assert failed.seq_id == 1
+    assert "take more than 1000 bytes (vision.arena)" in failed.detail
+
+
+def test_requests_that_wait_for_one_another_s_room_do_not_wait_for_ever() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(2))
+    add(ledger, 2, *files(2))
+    done(ledger, "v0", 1, 0, 1, slab=0, num_bytes=400)
+    effects = ledger.pixels_in("v0", pixels("v0", 2, 0, slab=512, num_bytes=400), NOW)
+    assert of(PixelsReady, effects)
+    assert of(VisionFailed, ledger.arena_full("v0", 400, NOW)) == [
+        VisionFailed(2, "image 1: the vision worker has no room for it: others wait for room as well (vision.arena)")
+    ]
+    assert ledger.arena_full("v0", 400, NOW) == []  # one is enough
+    assert Send("v0", Release(512)) in ledger.end(2, NOW)
+    ledger.check()
