@@ -8,6 +8,7 @@ from typing import Self
 
 import grpc
 
+from airside.cluster.image_source import ImageSource, to_image
 from airside.cluster.sampling_params import SamplingParams
 from airside.proto import airside_pb2 as pb
 from airside.proto.airside_pb2_grpc import ControlStub, InferenceStub
@@ -38,12 +39,12 @@ class Client:
     def generate(
         self,
         prompt: str,
-        images: Sequence[bytes] = (),
+        images: Sequence[ImageSource] = (),
         params: SamplingParams = _DEFAULTS,
         timeout_s: float | None = None,
     ) -> Iterator[pb.GenerateEvent]:
-        """Streams the events of one request. `prompt` holds one image mark per image file in `images`."""
-        request = params.fill(pb.GenerateRequest(prompt=prompt, images=[pb.Image(data=data) for data in images]))
+        """Streams the events of one request. `prompt` holds one image mark per picture in `images`."""
+        request = params.fill(pb.GenerateRequest(prompt=prompt, images=[to_image(image) for image in images]))
         yield from self._inference.Generate(request, timeout=timeout_s)
 
     def chat(
@@ -60,9 +61,15 @@ class Client:
         """Every process of the server."""
         return self._control.ListWorkers(pb.ListWorkersRequest(), timeout=timeout_s)
 
-    def scale_vision(self, replicas: int, timeout_s: float = 5.0) -> int:
-        """Asks for this many vision workers; returns at once with the number that was taken on."""
-        return self._control.ScaleVision(pb.ScaleVisionRequest(replicas=replicas), timeout=timeout_s).replicas
+    def scale_vision(
+        self, replicas: int, replicas_max: int | None = None, timeout_s: float = 5.0
+    ) -> pb.ScaleVisionReply:
+        """Asks for this many vision workers, or for a range within which the load decides; returns at once."""
+        if replicas_max is None:
+            request = pb.ScaleVisionRequest(replicas=replicas)
+        else:
+            request = pb.ScaleVisionRequest(range=pb.Range(min=replicas, max=replicas_max))
+        return self._control.ScaleVision(request, timeout=timeout_s)
 
     def abort(self, request_id: str, timeout_s: float = 5.0) -> str:
         """Ends a request: "aborted", "already_finished" or "unknown"."""
@@ -79,7 +86,7 @@ class Client:
         self.close()
 
 
-def user_message(text: str, images: Sequence[bytes] = ()) -> pb.ChatMessage:
+def user_message(text: str, images: Sequence[ImageSource] = ()) -> pb.ChatMessage:
     """A user's chat message: the images first, then the text."""
-    parts = [pb.Part(image=pb.Image(data=data)) for data in images]
+    parts = [pb.Part(image=to_image(image)) for image in images]
     return pb.ChatMessage(role="user", parts=[*parts, pb.Part(text=text)])

@@ -7,9 +7,21 @@ from typing import Annotated
 
 import typer
 
+from airside.cluster.image_source import is_path
+
+
+def _files_exist(images: list[str] | None) -> list[str] | None:
+    """Refuses a path before anything is sent."""
+    for image in images or ():
+        if is_path(image) and not Path(image).is_file():
+            raise typer.BadParameter(f"no file of this name: {image[:200]!r}")
+    return images
+
+
 Prompt = Annotated[str, typer.Argument(help="The prompt, or with --chat the user's message.")]
 Images = Annotated[
-    list[Path] | None, typer.Option("--image", exists=True, dir_okay=False, help="An image file; repeatable.")
+    list[str] | None,
+    typer.Option("--image", callback=_files_exist, help="An image file, or a URL that the server fetches; repeatable."),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
 MaxTokens = Annotated[int | None, typer.Option(help="At most this many new tokens.")]

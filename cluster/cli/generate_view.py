@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from airside.cluster.client import Client
+from airside.cluster.image_source import ImageSource
 from airside.proto import airside_pb2 as pb
 
 _REASONS_GOOD = {"stop", "length"}
 
 
-def with_marks(prompt: str, images: Sequence[bytes], client: Client) -> str:
+def with_marks(prompt: str, images: Sequence[ImageSource], client: Client) -> str:
     """The prompt with one image mark per image; those it lacks are put in front."""
     if not images:
         return prompt

@@ -149,7 +149,7 @@ def generate(
         lark=_read(lark),
         gbnf=_read(gbnf),
     )
-    if not _generate(prompt, [path.read_bytes() for path in image or []], chat, params, address):
+    if not _generate(prompt, image or [], chat, params, address):
         raise typer.Exit(FAILURE)
 
 
@@ -157,7 +157,7 @@ def _read(path: Path | None) -> str | None:
     return None if path is None else path.read_text(encoding="utf-8")
 
 
-def _generate(prompt: str, images: list[bytes], chat: bool, params: SamplingParams, address: str | None) -> bool:
+def _generate(prompt: str, images: list[str], chat: bool, params: SamplingParams, address: str | None) -> bool:
     """Whether it ended well."""
     from airside.cluster.cli.generate_view import show_events, with_marks
     from airside.cluster.client import Client, user_message
@@ -177,21 +177,28 @@ def _generate(prompt: str, images: list[bytes], chat: bool, params: SamplingPara
 
 @scale_app.command("vision")
 def scale_vision(
-    replicas: Annotated[int, typer.Argument(min=0, help="How many vision workers there should be.")],
+    size: Annotated[
+        str, typer.Argument(metavar="SIZE", help="3: so many, whatever the load. 1-4: as the load asks, within that.")
+    ],
     wait: Annotated[bool, typer.Option("--wait", help="Return when there are as many.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")] = 60.0,
     address: Address = None,
 ) -> None:
-    """Set the number of vision workers. Nothing restarts."""
+    """Set how many vision workers there are, in place of vision.autoscaling_config. Nothing restarts."""
+    from airside.cluster.cli.vision_size import VisionSize
     from airside.cluster.cli.wait_vision import wait_for_vision
     from airside.cluster.client import Client
 
+    try:
+        wanted = VisionSize.parse(size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     with Client(_address(address)) as client:
-        taken = client.scale_vision(replicas)
-        typer.echo(f"vision workers: {taken} wanted")
+        client.scale_vision(wanted.fewest, wanted.most)
+        typer.echo(f"vision workers: {wanted} wanted")
         if not wait:
             return
-        pending = wait_for_vision(client, replicas, timeout_s, _tell)
+        pending = wait_for_vision(client, wanted, timeout_s, _tell)
     if pending:
         typer.echo(f"not there yet: {pending}", err=True)
         raise typer.Exit(FAILURE)

@@ -32,6 +32,8 @@ from airside.proto.messages import (
     PeerStuck,
     Shutdown,
     SupervisorHello,
+    VisionJoined,
+    VisionLoad,
     VisionTarget,
 )
 
@@ -79,7 +81,7 @@ class Supervisor:
         self._controller: RayProcess
         self._gateways: dict[str, RayProcess] = {}
         self._ranks: dict[str, RayProcess] = {}
-        self.vision = VisionPool(plan, cluster, self._send)
+        self.vision = VisionPool(plan, cluster, self._send, tell)
         self._start_all()
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -121,8 +123,12 @@ class Supervisor:
         if envelope is None:
             return
         match envelope.message:
-            case VisionTarget(replicas):
-                self.vision.set_target(replicas)
+            case VisionTarget(replicas, replicas_max):
+                self.vision.ask(replicas, replicas_max)
+            case VisionLoad():
+                self.vision.hear(envelope.message, time.monotonic())
+            case VisionJoined(name):
+                self.vision.joined(name)
             case PeerStuck(name, pid, why):
                 self._end_stuck(name, pid, why)
             case Shutdown(why):  # it took a pause of this process, or of the machine, for its end

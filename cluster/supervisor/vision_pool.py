@@ -1,11 +1,16 @@
-"""The vision workers of a run: carries out what `VisionScaling` decides, and says why there are too few."""
+"""The vision workers of a run: as many as `Autoscaler` wants, started and ended as `VisionScaling` decides.
+
+It says why there are too few.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from airside.cluster.launch_plan import LaunchPlan
-from airside.cluster.supervisor.ray_cluster import RayCluster
+from airside.cluster.supervisor.autoscaler import Autoscaler, Bounds
+from airside.cluster.supervisor.ray_cluster import RayCluster, Tell
 from airside.cluster.supervisor.ray_process import Placement, RayProcess
 from airside.cluster.supervisor.vision_scaling import Drain, Start, VisionScaling
 from airside.proto import messages as msg
@@ -21,20 +26,26 @@ class VisionPool:
         plan: their settings and number at first.
         cluster: where they run; they wait there for resources of their own.
         send: puts a message on the bus to the controller.
+        tell: shows one line to whoever started the server.
     """
 
-    def __init__(self, plan: LaunchPlan, cluster: RayCluster, send: Callable[[msg.Message], None]) -> None:
+    def __init__(self, plan: LaunchPlan, cluster: RayCluster, send: Callable[[msg.Message], None], tell: Tell) -> None:
         self._plan = plan
         self._cluster = cluster
         self._send = send
+        self._tell = tell
         vision = plan.config.vision
-        self._scaling = VisionScaling(plan.vision_replicas, vision.max_replicas)
+        rules = vision.autoscaling_config
+        bounds = Bounds(plan.vision_replicas, rules.max_replicas if plan.takes_images else 0)
+        self._autoscaler = Autoscaler(rules, bounds)
+        self._scaling = VisionScaling(plan.vision_replicas, rules.max_replicas)
+        self._scale_events: Counter[str] = Counter()
         self._workers: dict[int, RayProcess] = {}
         self._told_drain: dict[int, float] = {}
         self._wanted = {"CPU": vision.actor_options.num_cpus, **vision.actor_options.resources}
         self._next_look = 0.0
         self._pending = ""
-        self._reported: tuple[int, str] | None = None
+        self._reported: msg.VisionPool | None = None
 
     @property
     def processes(self) -> list[RayProcess]:
@@ -60,9 +71,22 @@ class VisionPool:
         """Whether it is one of these."""
         return process in self._workers.values()
 
-    def set_target(self, replicas: int) -> None:
-        """Someone asked for this many."""
-        self._scaling.set_target(replicas)
+    def ask(self, replicas: int, replicas_max: int | None) -> None:
+        """Someone asked for exactly so many, or for a range within which the load decides. Tried at once."""
+        self._autoscaler.ask(Bounds(replicas, replicas if replicas_max is None else replicas_max))
+        self._scaling.retry()
+        self._aim("asked")
+
+    def hear(self, load: msg.VisionLoad, now: float) -> None:
+        """The controller says how long a picture would wait."""
+        self._autoscaler.hear(load, now)
+        self._aim("load")
+
+    def joined(self, name: str) -> None:
+        """The controller says that this one is up. One that has ended since may be among them."""
+        for number, worker in self._workers.items():
+            if worker.name == name:
+                self._scaling.joined(number)
 
     def keep(self, now: float) -> None:
         """Starts and drains until the pool is at its target; tells the controller when there is news."""
@@ -76,13 +100,13 @@ class VisionPool:
         if now >= self._next_look:
             self._next_look = now + _LOOK_EVERY_S
             self._pending = self._missing()
-        if (self._scaling.target, self.pending) != self._reported:
+        if self._news() != self._reported:
             self.report()
 
     def report(self) -> None:
         """Tells the controller how many there should be, and why there are fewer."""
-        self._reported = self._scaling.target, self.pending
-        self._send(msg.VisionPool(*self._reported))
+        self._reported = self._news()
+        self._send(self._reported)
 
     def ended(self, process: RayProcess, how: str, now: float) -> bool:
         """Forgets one that has ended; whether it was told to go."""
@@ -94,11 +118,24 @@ class VisionPool:
         return was_draining
 
     def clear(self) -> None:
-        """Forgets all: they were killed. As many start again."""
+        """Forgets all: they were killed with the controller, and what it said of the load. As many start again."""
         for number in self._workers:
             self._scaling.killed(number)
         self._workers.clear()
         self._told_drain.clear()
+        self._autoscaler.restart()
+
+    def _aim(self, why: str) -> None:
+        before = self._scaling.target
+        self._scaling.set_target(self._autoscaler.wanted)
+        after = self._scaling.target
+        if after != before:
+            self._scale_events[f"{'up' if after > before else 'down'}_{why}"] += 1
+            self._tell(f"vision_scale from={before} to={after} why={why}")
+
+    def _news(self) -> msg.VisionPool:
+        bounds = self._autoscaler.bounds
+        return msg.VisionPool(self._scaling.target, self.pending, bounds.fewest, bounds.most, dict(self._scale_events))
 
     def _start(self, number: int) -> None:
         options = self._plan.config.vision.actor_options

@@ -60,6 +60,26 @@ def test_show_prints_what_set_changed() -> None:
     assert yaml.safe_load(result.output)["engine"]["max_num_seqs"] == 8
 
 
+def test_the_example_scales_by_load() -> None:
+    shown = yaml.safe_load(CliRunner().invoke(app, ["config", "show", str(LOCAL_YAML)]).output)
+    assert shown["vision"]["autoscaling_config"] == {
+        "min_replicas": 1,
+        "max_replicas": 4,
+        "target_media_wait_ms": 50.0,
+        "upscale_delay_s": 3.0,
+        "downscale_delay_s": 60.0,
+    }
+
+
+@pytest.mark.parametrize("key", ["replicas", "max_replicas"])
+def test_the_number_of_vision_workers_has_moved(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"vision:\n  {key}: 2\n")
+    result = CliRunner().invoke(app, ["config", "check", str(path)])
+    assert isinstance(result.exception, ConfigError)
+    assert f"vision.{key}: unknown key" in str(result.exception)
+
+
 def test_no_server_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     result = airside("status", "--address", "127.0.0.1:9", home=tmp_path)
     assert result.returncode == 1

@@ -140,3 +140,18 @@ def test_the_package_has_all_that_goes_into_llm_and_comes_out_of_it() -> None:
     for name in airside.__all__:
         assert getattr(airside, name) is getattr(offline, name)
     assert set(airside.__all__) == {name for name, value in vars(offline).items() if isinstance(value, type)}
+
+
+def test_times_of_images_are_in_the_output(call: Call) -> None:
+    generation = call.add(7)
+    running = call.start()
+    stages = msg.ImageStages(queue_s=0.5, decode_s=0.25)
+    running.take(msg.ImageReady(7, 0, 4, 0.25, cached=False, stages=stages))
+    running.take(msg.ImageReady(7, 1, 4, 0.0, cached=True, stages=msg.ImageStages()))
+    running.take(msg.ImageEncoded(7, 0, 0.125))
+    running.take(msg.ImageEncoded(99, 0, 1.0))  # of a call before
+    running.take(batch([], end(7)))
+    output = generation.output
+    assert output.usage.cached_images == 1
+    assert (output.timings.images.queue_s, output.timings.images.decode_s) == (0.5, 0.25)
+    assert output.timings.image_encode_s == 0.125

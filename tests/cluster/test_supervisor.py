@@ -178,6 +178,19 @@ def test_a_stopped_vision_worker_is_killed_and_another_takes_its_place(
     assert stage.pids().keys() == {*before, "vision-1"} - {"vision-0"}
 
 
+def test_vision_workers_that_were_up_are_replaced_as_often_as_they_are_killed(stage: Stage) -> None:
+    for number in range(4):  # as failed starts, the last would wait for 16 s
+        name = f"vision-{number}"
+        stage.turn_until(lambda name=name: name in stage.pids())
+        stage.send(msg.VisionJoined(name))
+        stage.turn()
+        os.kill(stage.pids()[name], signal.SIGKILL)
+    stage.turn_until(lambda: "vision-4" in stage.pids())
+    assert not any(message.pending for message in stage.heard if isinstance(message, msg.VisionPool))
+    stage.send(msg.VisionJoined("vision-0"))  # late, or of another supervisor's time
+    stage.turn()
+
+
 def test_a_stopped_gateway_is_killed_and_starts_again(stage: Stage) -> None:
     before = stage.pids()
     stop(before["gateway-0"])
@@ -193,4 +206,33 @@ def test_nobody_else_is_killed(stage: Stage, name: str, pid: int | None) -> None
     stage.send(msg.VisionTarget(2))
     stage.turn_until(lambda: "vision-1" in stage.pids())
     assert {**stage.pids(), **before} == stage.pids()
-    assert stage.told == []
+    assert stage.told == ["vision_scale from=1 to=2 why=asked"]
+
+
+def test_vision_workers_follow_the_load_and_what_is_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr("airside.cluster.supervisor.supervisor.time", SimpleNamespace(monotonic=lambda: now.s))
+    others = {name: pid for name, pid in stage.pids().items() if not name.startswith("vision")}
+
+    def hear(load: msg.VisionLoad, for_s: float) -> None:
+        for _ in range(int(for_s) + 1):
+            now.s += 1.0
+            stage.send(load)
+            stage.turn()
+
+    hear(msg.VisionLoad(queued=9, in_hand=1, workers=1, wait_s=0.15), for_s=3)
+    stage.turn_until(lambda: {"vision-0", "vision-1", "vision-2"} <= stage.pids().keys())
+    assert msg.VisionPool(3, "", 1, 4, {"up_load": 1}) in stage.heard
+    hear(msg.VisionLoad(queued=0, in_hand=0, workers=3, wait_s=0.0), for_s=60)
+    stage.turn_until(lambda: msg.DrainVision("vision-1") in stage.heard)
+    assert msg.DrainVision("vision-2") in stage.heard
+    assert msg.DrainVision("vision-0") not in stage.heard
+    assert msg.VisionPool(1, "", 1, 4, {"up_load": 1, "down_load": 1}) in stage.heard
+    stage.send(msg.VisionTarget(2, 3))
+    stage.turn_until(lambda: msg.VisionPool(2, "", 2, 3, {"up_load": 1, "down_load": 1, "up_asked": 1}) in stage.heard)
+    assert stage.told == [
+        "vision_scale from=1 to=3 why=load",
+        "vision_scale from=3 to=1 why=load",
+        "vision_scale from=1 to=2 why=asked",
+    ]
+    assert stage.pids() | others == stage.pids()

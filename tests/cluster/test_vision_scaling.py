@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from airside.cluster.supervisor.vision_scaling import PROVEN_S, RESTART_DELAY_MAX_S, Drain, Start, VisionScaling
+from airside.cluster.supervisor.vision_scaling import (
+    PROVEN_S,
+    RESTART_DELAY_MAX_S,
+    SHORT_LIFE_DELAY_S,
+    Drain,
+    Start,
+    VisionScaling,
+)
 
 
 def test_the_pool_is_filled_once() -> None:
@@ -56,18 +63,49 @@ def test_starts_that_fail_are_tried_again_later_and_later() -> None:
     assert "8 vision workers in a row failed to start: no such file" in scaling.notice
 
 
+def test_whoever_kills_them_once_they_are_up_does_not_make_their_starts_fail() -> None:
+    scaling, now = VisionScaling(1, workers_max=2), 0.0
+    scaling.decide(now)
+    for number in range(20):
+        scaling.joined(number)
+        now += 1.0
+        scaling.ended(number, "killed", now)
+        assert scaling.decide(now) == []
+        now += SHORT_LIFE_DELAY_S
+        assert scaling.decide(now) == [Start(number + 1)]
+    assert scaling.failures == 0
+    assert scaling.notice == ""
+
+
+def test_one_that_is_up_ends_the_wait_after_failed_starts() -> None:
+    scaling = VisionScaling(2, workers_max=2)
+    scaling.decide(0.0)
+    for number in (0, 2, 3):
+        scaling.ended(number, "no room", 0.0)
+        scaling.retry()
+        scaling.decide(0.0)
+    scaling.ended(4, "no room", 0.0)
+    assert scaling.failures == 4
+    assert scaling.decide(1.0) == []
+    scaling.joined(1)
+    assert scaling.failures == 0
+    assert scaling.decide(1.0) == [Start(5)]
+
+
 def test_the_maximum_holds_and_is_named() -> None:
     scaling = VisionScaling(1, workers_max=2)
     scaling.set_target(9)
     assert scaling.decide(0.0) == [Start(0), Start(1)]
     assert scaling.target == 2
-    assert scaling.notice == "9 asked for, vision.max_replicas is 2"
+    assert scaling.notice == "9 asked for, vision.autoscaling_config.max_replicas is 2"
 
 
-def test_asking_again_tries_again_at_once() -> None:
+def test_another_number_does_not_hurry_a_restart_but_asking_for_it_does() -> None:
     scaling = VisionScaling(1, workers_max=2)
     scaling.decide(0.0)
     scaling.ended(0, "killed", 0.0)
     assert scaling.decide(0.5) == []
-    scaling.set_target(1)
-    assert scaling.decide(0.6) == [Start(1)]
+    scaling.set_target(2)
+    assert scaling.decide(0.6) == []
+    scaling.retry()
+    assert scaling.decide(0.7) == [Start(1), Start(2)]

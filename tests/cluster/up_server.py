@@ -54,7 +54,7 @@ class Home:
             "model": {"source": str(model)},
             "engine": {"kv_cache_memory": "4MiB", "max_num_seqs": 8, "num_threads": 1},
             "vision": {"actor_options": {"num_cpus": 0.25}, "arena": "16MiB"},
-            "server": {"grpc": {"port": port}, "shutdown_timeout_s": 5},
+            "server": {"grpc": {"port": port}, "metrics": {"port": 0}, "shutdown_timeout_s": 5},
         }
         path = self.folder / "a.yaml"
         path.write_text(yaml.safe_dump(config))

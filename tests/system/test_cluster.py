@@ -27,7 +27,8 @@ from airside.proto.airside_pb2_grpc import InferenceStub
 from tests.checkpoints import make_idefics3
 from tests.cluster.up_server import PATIENCE_S, Home, UpServer, alive, new_home
 from tests.gateway.client import Client, pool_from_proto_file
-from tests.real_processes import wait_until
+from tests.real_processes import free_port_pair, wait_until
+from tests.scrape import scrape
 from tests.system.local_server import Answer, read_failing
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,16 @@ def image_request(number: int) -> pb.GenerateRequest:
     )
 
 
+def in_new_files(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The same pictures in JPEG files that nobody has seen before: no cache knows them."""
+    copy = pb.GenerateRequest()
+    copy.CopyFrom(request)
+    for image in copy.images:
+        comment = os.urandom(8)
+        image.data = image.data[:2] + b"\xff\xfe" + (2 + len(comment)).to_bytes(2, "big") + comment + image.data[2:]
+    return copy
+
+
 def ask(channel: grpc.Channel, request: pb.GenerateRequest) -> Answer:
     answer = Answer(list(InferenceStub(channel).Generate(request, timeout=2 * PATIENCE_S, wait_for_ready=True)))
     assert answer.finished.reason == "length"
@@ -91,13 +102,13 @@ def ask(channel: grpc.Channel, request: pb.GenerateRequest) -> Answer:
 
 @contextmanager
 def repeated(channel: grpc.Channel, requests: list[pb.GenerateRequest]) -> Iterator[list[Future[list[Answer]]]]:
-    """Sends each request again and again from a thread of its own; the answers are there after the block."""
+    """Sends each request again and again, in new files, each from its own thread; the answers are there afterwards."""
     stop = threading.Event()
 
     def repeat(request: pb.GenerateRequest) -> list[Answer]:
         answers = []
         while not stop.is_set():
-            answers.append(ask(channel, request))
+            answers.append(ask(channel, in_new_files(request)))
         return answers
 
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -137,7 +148,10 @@ def test_vision_scales_under_load_and_harms_nobody(up: UpServer, channel: grpc.C
 def test_more_vision_workers_than_allowed_are_refused(up: UpServer) -> None:
     result = up.home.airside("scale", "vision", "5")
     assert result.returncode == 2
-    assert result.stderr == "INVALID_ARGUMENT: replicas is 5, but must be in [0, 4] (vision.max_replicas)\n"
+    assert (
+        result.stderr
+        == "INVALID_ARGUMENT: replicas is 5, but must be in [0, 4] (vision.autoscaling_config.max_replicas)\n"
+    )
     assert up.client.list_workers().vision_target == 1
 
 
@@ -197,7 +211,9 @@ def test_two_ranks_behind_two_gateways_make_the_same_tokens(
     requests = [text_request(max_tokens=64), image_request(0), image_request(1)]
     alone = [ask(channel, request).token_ids for request in requests]
     assert up.client.info().dtype == "float32"
-    two = UpServer(home, model, ["engine.tensor_parallel_size=2", "server.grpc.gateways=2"])
+    ports = free_port_pair()
+    overrides = ["engine.tensor_parallel_size=2", "server.grpc.gateways=2", f"server.metrics.port={ports[0]}"]
+    two = UpServer(home, model, overrides)
     try:
         two.wait_ready()
         assert two.client.info().tensor_parallel_size == len(two.pids("worker")) == len(two.pids("gateway")) == 2
@@ -205,6 +221,12 @@ def test_two_ranks_behind_two_gateways_make_the_same_tokens(
             own_pool = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(two.address, own_pool) as other:
                 assert [ask(other, request).token_ids for request in requests] == alone
+        addresses = ", ".join(f"http://127.0.0.1:{port}/metrics" for port in ports)
+        assert f"metrics on {addresses}\n" in two.text()
+        seen = [scrape(port) for port in ports]
+        assert ["airside_generation_tokens_total" in samples for samples in seen] == [True, False]
+        ends = [name for name in seen[0] if name.startswith("airside_requests_finished_total")]
+        assert sum(samples[name] for samples in seen for name in ends) == 8 * len(requests)
     finally:
         two.close()
 
@@ -287,7 +309,7 @@ def test_images_outlive_a_vision_worker_that_stops(impatient: UpServer) -> None:
         quiet = ask(channel, image_request(0)).token_ids
         (stopped,) = impatient.pids("vision_worker")
         os.kill(stopped, signal.SIGSTOP)
-        assert ask(channel, image_request(0)).token_ids == quiet
+        assert ask(channel, in_new_files(image_request(0))).token_ids == quiet
     assert impatient.pids("vision_worker") != {stopped}
     wait_until(lambda: has_ended(stopped), PATIENCE_S, "it is ended")
 
@@ -367,6 +389,17 @@ def test_a_busy_port_is_one_clear_line(model: Path, home: Home) -> None:
     assert (status, text) == (1, f"server.grpc.port: 127.0.0.1:{port} is taken: Address already in use\n")
 
 
+def test_a_busy_metrics_port_is_one_clear_line(model: Path, home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, text = refused(home, model, f"server.metrics.port={port}")
+    assert status == 1
+    assert text == (
+        f"server.metrics.port: 127.0.0.1:{port} is taken (Address already in use); "
+        "choose another port, or 0 for no metrics\n"
+    )
+
+
 def test_a_size_that_does_not_divide_the_heads_is_refused_with_those_that_do(model: Path, home: Home) -> None:
     status, text = refused(home, model, "engine.tensor_parallel_size=3")
     assert status == 2
@@ -397,5 +430,5 @@ def test_three_mistakes_are_named_at_once_with_their_lines(model: Path, home: Ho
 def test_config_check_and_show(model: Path, home: Home) -> None:
     path = home.write_config(model, 0)
     assert home.airside("config", "check", str(path)).stdout == f"{path}: no problems\n"
-    shown = home.airside("config", "show", str(path), "--set", "vision.replicas=2").stdout
-    assert yaml.safe_load(shown)["vision"] | {"replicas": 2, "arena": "16MiB"} == yaml.safe_load(shown)["vision"]
+    shown = home.airside("config", "show", str(path), "--set", "vision.autoscaling_config.min_replicas=2").stdout
+    assert yaml.safe_load(shown)["vision"] | {"arena": "16MiB"} == yaml.safe_load(shown)["vision"]
