@@ -13,13 +13,14 @@ from pathlib import Path
 import psutil
 from sides import peak_rss_bytes
 
-from airside.cluster.client import Client, Options, user_message
+from airside.cluster.client import Client, user_message
 from airside.cluster.demo_model.digits import QUESTION, digit_pictures
+from airside.cluster.sampling_params import SamplingParams
 
 CONFIG = Path(__file__).resolve().parent.parent / "cluster" / "local.yaml"
 AIRSIDE = (sys.executable, "-m", "airside.cluster.cli")
 NUM_TEXTS = 16
-OPTIONS = Options(max_tokens=128)
+SAMPLING = SamplingParams(max_tokens=128)
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def ask(client: Client) -> None:
     texts = [[user_message(f"Write a few sentences about the number {number}.")] for number in range(NUM_TEXTS)]
     pictures = [[user_message(QUESTION, [digit.data])] for digit in digit_pictures()]
     with ThreadPoolExecutor(len(texts) + len(pictures)) as pool:
-        list(pool.map(lambda messages: list(client.chat(messages, OPTIONS)), texts + pictures))
+        list(pool.map(lambda messages: list(client.chat(messages, SAMPLING)), texts + pictures))
 
 
 def processes(client: Client) -> dict[str, list[int]]:

@@ -54,6 +54,10 @@ class Generation:
         """A picture's number of tokens is known."""
         self._add(news.seq_id, self._continuations[news.seq_id].image_ready(news))
 
+    def image_encoded(self, news: msg.ImageEncoded) -> None:
+        """A picture's embeddings are there."""
+        self._continuations[news.seq_id].image_encoded(news)
+
     def finish(self, row: msg.FinishedRow) -> None:
         """The end of a sequence."""
         self._add(row.seq_id, self._continuations[row.seq_id].finish(row)[0])
@@ -91,6 +95,8 @@ class Generations:
                 self._take_batch(message)
             case msg.ImageReady() if message.seq_id in self._unfinished:
                 self._unfinished[message.seq_id].image_ready(message)
+            case msg.ImageEncoded() if message.seq_id in self._unfinished:
+                self._unfinished[message.seq_id].image_encoded(message)
             case msg.Rejected() if message.seq_id in self._unfinished:
                 self._unfinished.pop(message.seq_id).reject(message)
 

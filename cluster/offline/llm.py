@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from airside.cluster.config.schema import Config
+from airside.cluster.image_source import ImageSource, to_image
 from airside.cluster.launch_plan import LaunchPlan, Machine, Run
 from airside.cluster.local_processes import LocalProcesses
 from airside.cluster.model_source import resolve
@@ -27,10 +28,10 @@ from airside.cluster.sampling_params import SamplingParams
 from airside.controller.gateway import request_checks as checks
 from airside.controller.gateway.errors import invalid
 from airside.controller.gateway.grammar_check import GrammarChecker
+from airside.controller.gateway.image_sources import read_images
 from airside.controller.gateway.prompt import Prompt, hash_images
 from airside.controller.gateway.terms import TermsReader
 from airside.controller.gateway.text_model import TextModel
-from airside.proto import airside_pb2 as pb
 from airside.proto import messages as msg
 from airside.proto.abort_cause import AbortCause
 from airside.workers.model_config import load_model_config
@@ -51,6 +52,7 @@ class LLM:
         dtype: "auto", "bfloat16", "float16" or "float32".
         max_model_len: the longest prompt plus output; None: all the model has.
         vision_workers: image preprocessing processes; ignored for text models.
+        media: keys of the YAML file's `vision.media` block, for pictures that are named by URL.
         engine: keys of the YAML file's `engine` block, e.g. tensor_parallel_size=2.
 
     Raises:
@@ -65,9 +67,10 @@ class LLM:
         dtype: str = "auto",
         max_model_len: int | None = None,
         vision_workers: int = 1,
+        media: dict[str, Any] | None = None,
         **engine: Any,  # Any: checked by the configuration's model
     ) -> None:
-        config = _offline_config(model, dtype, max_model_len, vision_workers, engine)
+        config = _offline_config(model, dtype, max_model_len, vision_workers, media or {}, engine)
         path = resolve(config.model.source, print)
         model_config = load_model_config(path)
         with contextlib.ExitStack() as opened:
@@ -76,8 +79,8 @@ class LLM:
             run = Run(secrets.token_hex(4), self._processes.run_dir)
             machine = Machine("local", os.cpu_count() or 1, 0 if config.engine.device == "cpu" else _num_gpus())
             plan = LaunchPlan(config, model_config, path, run, machine, port=0)
-            self._text = TextModel.load(str(path))
             gateway = plan.gateways()[0]
+            self._text = TextModel.of(gateway)
             self._terms = TermsReader(gateway, self._text)
             self._grammars = GrammarChecker(gateway, self._text)
             opened.callback(self._grammars.close)
@@ -86,6 +89,8 @@ class LLM:
                 self._text.image_mark,
                 config.vision.limits.max_images_per_prompt,
                 config.vision.limits.max_bytes,
+                config.vision.media.allow_urls,
+                self._text.picture_ids,
             )
             self._session = Session(plan.run.endpoint, self._processes)
             opened.callback(self._session.close)
@@ -98,17 +103,19 @@ class LLM:
         self,
         prompts: Sequence[Text],
         params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
-        images: Sequence[Sequence[bytes]] | None = None,
+        images: Sequence[Sequence[ImageSource]] | None = None,
     ) -> list[RequestOutput]:
         """Computes all prompts, as many at once as fit, and returns one output per prompt, in order.
 
         Args:
             prompts: texts, or token ids.
             params: one for all, or one per prompt.
-            images: per prompt, the bytes of its image files in the order of its marks.
+            images: per prompt, its pictures in the order of its marks: the bytes of a file, its path, a `data:` URI,
+                or a URL, which `media` must allow.
 
         Raises:
             RequestError: a prompt or a parameter is not valid; nothing was computed.
+            OSError: an image's path cannot be read; the same.
             OfflineError: a process of the engine is gone.
         """
         arrival = time.time()
@@ -175,14 +182,13 @@ class LLM:
             self._processes.start(vision_worker.name, vision_worker)
 
     def _generation(
-        self, where: str, text: Text, params: SamplingParams, files: Sequence[bytes], images: str, arrival: float
+        self, where: str, text: Text, params: SamplingParams, given: Sequence[ImageSource], images: str, arrival: float
     ) -> Generation:
         """One prompt, checked. `where` and `images` name it and its pictures in errors."""
         request, max_model_len = params.to_request(), self._state.max_model_len
         terms = self._terms.read(request, max_model_len, arrival)
-        attachments = checks.check_images(
-            [pb.Image(data=file) for file in files], [f"{images}[{i}]" for i in range(len(files))], self._limits
-        )
+        fields = [f"{images}[{i}]" for i in range(len(given))]
+        sources = read_images([to_image(image) for image in given], fields, self._limits)
         token_ids = self._encode(text, add_special_tokens=True)
         checks.check_in_vocabulary(where, token_ids, self._text.vocab_size)
         checks.check_length(where, len(token_ids), max_model_len)
@@ -190,8 +196,8 @@ class LLM:
             checks.check_golden_fits(len(terms.drafts.golden_tokens), len(token_ids), max_model_len)
         if request.HasField("structure"):
             terms = dataclasses.replace(terms, grammar=self._grammars.check_blocking(request.structure))
-        marks = checks.check_marks(where, token_ids, len(files), self._limits)
-        prompt = Prompt(token_ids, marks, attachments, hash_images(attachments))
+        marks = checks.check_marks(where, token_ids, len(given), self._limits)
+        prompt = Prompt(token_ids, marks, sources.files, sources.urls, hash_images(sources.files))
         seq_ids = [next(self._seq_ids) for _ in range(terms.n)]
         return Generation(seq_ids, terms, prompt, self._text, self._session.send)
 
@@ -225,7 +231,12 @@ def _check_one_each(name: str, values: Sequence[object], prompts: Sequence[objec
 
 
 def _offline_config(
-    model: str, dtype: str, max_model_len: int | None, vision_workers: int, engine: dict[str, Any]
+    model: str,
+    dtype: str,
+    max_model_len: int | None,
+    vision_workers: int,
+    media: dict[str, Any],
+    engine: dict[str, Any],
 ) -> Config:
     model_block = {"source": model, "dtype": dtype, "max_model_len": max_model_len or "auto"}
     limits = {"max_queued_requests": 2**30, "max_queued_tokens": 2**40, **engine.get("limits", {})}
@@ -233,7 +244,10 @@ def _offline_config(
         {
             "model": model_block,
             "engine": {**engine, "limits": limits},
-            "vision": {"replicas": vision_workers, "max_replicas": max(1, vision_workers)},
+            "vision": {
+                "autoscaling_config": {"min_replicas": vision_workers, "max_replicas": max(1, vision_workers)},
+                "media": media,
+            },
         }
     )
 

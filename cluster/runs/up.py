@@ -53,6 +53,7 @@ def up(options: UpOptions, states: RunStates, tell: Tell) -> int:
         tell(f"cleaned up after the server on port {state.port}, whose process {state.pid} is gone")
     sweep("airside-")
     port = _choose_port(config, states)
+    _check_metrics_ports(config)
     model_path = resolve(config.model.source, tell)
     run = states.new_run()
     state = _state(config, options.config_file, run, port)
@@ -88,6 +89,8 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
                 progress = StartupProgress(plan, client, supervisor.vision, tell)
                 supervisor.start(progress.is_ready, deadline - time.monotonic())
             states.write(dataclasses.replace(state, is_ready=True))
+            if plan.config.server.metrics.port:
+                tell(f"metrics on {_metrics_addresses(plan.config)}")
             tell(f"ready after {time.monotonic() - began:.1f} s: gRPC on {state.address}, Ctrl-C to stop")
             supervisor.serve()
             grace_s = plan.config.server.shutdown_timeout_s
@@ -107,11 +110,10 @@ def _bundles(plan: LaunchPlan) -> list[dict[str, float]]:
 
 
 def _state(config: Config, config_file: Path, run: Run, port: int) -> ServerState:
-    host = config.server.grpc.host
     me = psutil.Process()
     return ServerState(
         port=port,
-        address=f"{'127.0.0.1' if host in ('0.0.0.0', '::', '[::]') else host}:{port}",
+        address=f"{_reachable(config.server.grpc.host)}:{port}",
         pid=me.pid,
         process_started_at=me.create_time(),
         run_id=run.run_id,
@@ -124,16 +126,49 @@ def _state(config: Config, config_file: Path, run: Run, port: int) -> ServerStat
 def _choose_port(config: Config, states: RunStates) -> int:
     """The configured port, or any free one for 0. Raises CannotStart when it is taken."""
     host, port = config.server.grpc.host, config.server.grpc.port
+    try:
+        return _probe(host, port)
+    except OSError as error:
+        other = states.read(port)
+        who = other.remedy if other else error.strerror
+        raise CannotStart(f"server.grpc.port: {host}:{port} is taken: {who}") from error
+
+
+def _probe(host: str, port: int) -> int:
+    """The port that could be listened on: this one, or any free one for 0. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            other = states.read(port)
-            who = other.remedy if other else error.strerror
-            raise CannotStart(f"server.grpc.port: {host}:{port} is taken: {who}") from error
+        probe.bind((host.strip("[]"), port))
         return int(probe.getsockname()[1])
+
+
+def _reachable(host: str) -> str:
+    """Where a client on this machine finds who listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
+
+
+def _check_metrics_ports(config: Config) -> None:
+    """Raises CannotStart when a port that a gateway is to serve metrics on is taken."""
+    for port in _metrics_ports(config):
+        try:
+            _probe(config.server.metrics.host, port)
+        except OSError as error:
+            raise CannotStart(
+                f"server.metrics.port: {config.server.metrics.host}:{port} is taken ({error.strerror}); "
+                "choose another port, or 0 for no metrics"
+            ) from error
+
+
+def _metrics_ports(config: Config) -> Sequence[int]:
+    first = config.server.metrics.port
+    return range(first, first + config.server.grpc.gateways) if first else ()
+
+
+def _metrics_addresses(config: Config) -> str:
+    """One per gateway; the first also has the numbers of the whole server."""
+    host = _reachable(config.server.metrics.host)
+    return ", ".join(f"http://{host}:{port}/metrics" for port in _metrics_ports(config))
 
 
 def _machine() -> Machine:

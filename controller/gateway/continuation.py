@@ -13,6 +13,7 @@ from airside.controller.gateway.finish import (
     stop_detail,
     stopped_row,
 )
+from airside.controller.gateway.image_times import ImageTimes
 from airside.controller.gateway.output_text import OutputText
 from airside.controller.gateway.prompt import Prompt
 from airside.controller.gateway.streams import Tokens
@@ -20,7 +21,7 @@ from airside.controller.gateway.terms import Terms
 from airside.controller.gateway.text_model import TextModel
 from airside.controller.gateway.token_logprobs import PromptLogprobs, token_logprobs
 from airside.proto import airside_pb2 as pb
-from airside.proto.messages import FinishedRow, ImageReady
+from airside.proto.messages import FinishedRow, ImageEncoded, ImageReady
 
 RECORDS_MAX = 256
 """Tokens of one event. With 20 alternatives for each it stays far below the 4 MB that gRPC clients take by default, and
@@ -48,6 +49,7 @@ class Continuation:
         self._text = OutputText(model.detokenizer(), terms.stop)
         self._prompt_logprobs = PromptLogprobs(prompt, terms.logprobs.prompt_logprobs, model.token_bytes)
         self._stop = stop
+        self._images = ImageTimes()
 
     def tokens(self, news: Tokens) -> Iterator[pb.GenerateEvent]:
         """Events for new tokens; none for those behind a stop string."""
@@ -73,8 +75,13 @@ class Continuation:
 
     def image_ready(self, news: ImageReady) -> Iterator[pb.GenerateEvent]:
         """Events for log-probabilities of the prompt that waited for the size of this image."""
+        self._images.ready(news)
         self._prompt_logprobs.size_image(news.image_index, news.num_tokens)
         return self._prompt_events()
+
+    def image_encoded(self, news: ImageEncoded) -> None:
+        """The embeddings of an image are there; the end tells how long they took."""
+        self._images.encoded(news)
 
     def finish(self, row: FinishedRow) -> tuple[list[pb.GenerateEvent], RequestError | None]:
         """The last events, and the status that this end has; None: OK."""
@@ -85,6 +92,7 @@ class Continuation:
         match = self._text.stop_match
         end = stopped_row(row, match, self._text.num_tokens) if match else row
         events.append(finished_event(end, self._index, match))
+        self._images.fill(events[-1].finished)
         return events, finish_error(end)
 
     def lose(self, detail: str) -> tuple[list[pb.GenerateEvent], RequestError | None]:

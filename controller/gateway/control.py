@@ -56,15 +56,15 @@ class Control(pb_grpc.ControlServicer):
 
     @answered
     async def ScaleVision(self, request: pb.ScaleVisionRequest, context: Context) -> pb.ScaleVisionReply:
-        """Asks for a number of vision workers."""
-        if request.replicas < 0:
-            raise invalid("replicas", f"is {request.replicas}, but must be at least 0")
-        outcome = await self._link.query(lambda q: msg.ScaleVision(q, request.replicas), msg.ScaleVisionOutcome)
+        """Asks for a number of vision workers, or for a range within which the load decides."""
+        replicas, replicas_max = _vision_size(request)
+        outcome = await self._link.query(lambda q: msg.ScaleVision(q, replicas, replicas_max), msg.ScaleVisionOutcome)
         if outcome.refused:
             status = grpc.StatusCode
             code = status.INVALID_ARGUMENT if outcome.is_out_of_range else status.FAILED_PRECONDITION
-            raise RequestError(code, outcome.refused, "replicas")
-        return pb.ScaleVisionReply(replicas=outcome.replicas)
+            raise RequestError(code, outcome.refused, str(request.WhichOneof("size")))
+        most = outcome.replicas if outcome.replicas_max is None else outcome.replicas_max
+        return pb.ScaleVisionReply(replicas=outcome.replicas, replicas_max=most)
 
     def _info(self, gauges: msg.Gauges) -> pb.ServerInfo:
         state = self._link.state
@@ -85,6 +85,22 @@ class Control(pb_grpc.ControlServicer):
             image_mark=model.image_mark,
             gauges=_gauges(gauges),
         )
+
+
+def _vision_size(request: pb.ScaleVisionRequest) -> tuple[int, int | None]:
+    """What was asked for, as in `messages.ScaleVision`. Raises RequestError."""
+    match request.WhichOneof("size"):
+        case "replicas":
+            if request.replicas < 0:
+                raise invalid("replicas", f"is {request.replicas}, but must be at least 0")
+            return request.replicas, None
+        case "range":
+            wanted = request.range
+            if not 0 <= wanted.min <= wanted.max:
+                raise invalid("range", f"is {wanted.min} to {wanted.max}, but must be rising, from 0 or more")
+            return wanted.min, wanted.max
+        case _:
+            raise invalid("size", "is not set; send a number of `replicas`, or a `range` with `min` and `max`")
 
 
 def _gauges(gauges: msg.Gauges) -> pb.Gauges:

@@ -22,6 +22,7 @@ import psutil
 import zmq
 
 from airside.controller.gateway.errors import ControllerSilent, unavailable
+from airside.controller.gateway.request_metrics import RequestMetrics
 from airside.controller.gateway.streams import Streams
 from airside.proto.messages import (
     AbortOutcome,
@@ -67,9 +68,10 @@ class ControllerLink:
     Args:
         bus: the connected link.
         hello: how this gateway introduces itself.
+        metrics: told when tokens come.
     """
 
-    def __init__(self, bus: Bus, hello: GatewayHello) -> None:
+    def __init__(self, bus: Bus, hello: GatewayHello, metrics: RequestMetrics) -> None:
         self._bus = bus
         self._hello = hello
         self._process = psutil.Process()
@@ -80,7 +82,7 @@ class ControllerLink:
         self._state: EngineState | None = None
         self._heard_at = time.monotonic()
         self._lost = False
-        self.streams = Streams(self.abort)
+        self.streams = Streams(self.abort, metrics)
         self.changed = asyncio.Event()
         """Set whenever `state` or `is_heard` may have changed; cleared by whoever watches."""
         self.shutdown = asyncio.Event()

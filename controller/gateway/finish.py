@@ -26,6 +26,12 @@ _REJECTIONS: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
 _OUR_FAULT = ("internal: ", "the vision worker ")
 """How details of `vision_failed` go on after the image's number when the image is not to blame."""
 
+_DIED = " died on it"
+"""How they end for a picture that cost vision workers their lives: it may be to blame, but they should outlive any."""
+
+_NOT_ALLOWED = "not_allowed: "
+"""How they go on where the server must not fetch the picture from its URL."""
+
 _GRAMMAR_AT_FAULT = ("no token continues the grammar", "the grammar cannot go on")
 """How details of `structured_output_failed` begin where the grammar was built, but cannot go on from the output so far:
 the engine's words, and those of the model worker's `grammar.py`."""
@@ -57,7 +63,7 @@ def finished_event(row: FinishedRow, index: int, stop_match: str = "") -> pb.Gen
         preempted_s=row.preempted_s,
     )
     finished = pb.Finished(
-        reason=row.reason, detail=row.detail, usage=usage, timings=timings, index=index, stop_match=stop_match
+        reason=row.reason, detail=_detail(row), usage=usage, timings=timings, index=index, stop_match=stop_match
     )
     return pb.GenerateEvent(finished=finished)
 
@@ -74,7 +80,7 @@ def stop_detail(stop_match: str) -> str:
 
 def finish_error(row: FinishedRow) -> RequestError | None:
     """The status after a `finished` event; None: OK."""
-    detail = row.detail or row.reason
+    detail = _detail(row) or row.reason
     match row.reason:
         case "stop" | "length":
             return None
@@ -113,6 +119,15 @@ def lost_error(detail: str) -> RequestError:
     return unavailable(f"{detail}; send the request again")
 
 
+def _detail(row: FinishedRow) -> str:
+    """What happened, with the remedy where those who say it know of none."""
+    if row.reason == "prompt_length_exceeded" and row.image_tokens:
+        return f"{row.detail}; {row.image_tokens} of its tokens are of images: send fewer or smaller ones"
+    if row.reason == "vision_failed" and row.detail.endswith(_DIED):
+        return f"{row.detail}; save the picture anew, or smaller"
+    return row.detail
+
+
 def _abort_error(detail: str) -> RequestError:
     match AbortCause.of(detail):
         case AbortCause.DEADLINE:
@@ -127,8 +142,10 @@ def _abort_error(detail: str) -> RequestError:
 
 def _vision_error(detail: str) -> RequestError:
     _image, _, what = detail.partition(": ")
-    if what.startswith(_OUR_FAULT):
+    if what.startswith(_OUR_FAULT) or _DIED in what:
         return RequestError(_Code.INTERNAL, detail)
+    if what.startswith(_NOT_ALLOWED):
+        return RequestError(_Code.PERMISSION_DENIED, detail, "images")
     return RequestError(_Code.INVALID_ARGUMENT, detail, "images")
 
 

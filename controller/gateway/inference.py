@@ -23,8 +23,10 @@ from airside.controller.gateway.continuation import Continuation
 from airside.controller.gateway.controller_link import ControllerLink
 from airside.controller.gateway.errors import Context, RequestError, answered, invalid
 from airside.controller.gateway.grammar_check import GrammarChecker
+from airside.controller.gateway.image_sources import ImageSources, read_images
 from airside.controller.gateway.prompt import Prompt, hash_images
 from airside.controller.gateway.relay import Relay
+from airside.controller.gateway.request_metrics import RequestMetrics
 from airside.controller.gateway.terms import Terms, TermsReader
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
@@ -43,14 +45,25 @@ class Inference(pb_grpc.InferenceServicer):
     """
 
     def __init__(
-        self, settings: GatewaySettings, model: TextModel, link: ControllerLink, grammars: GrammarChecker
+        self,
+        settings: GatewaySettings,
+        model: TextModel,
+        link: ControllerLink,
+        grammars: GrammarChecker,
+        metrics: RequestMetrics,
     ) -> None:
         self._model = model
         self._link = link
         self._grammars = grammars
+        self._metrics = metrics
         self._terms = TermsReader(settings, model)
         self._limits = checks.ImageLimits(
-            model.image_mark_id, model.image_mark, settings.max_images_per_prompt, settings.max_image_bytes
+            model.image_mark_id,
+            model.image_mark,
+            settings.max_images_per_prompt,
+            settings.max_image_bytes,
+            settings.allow_urls,
+            model.picture_ids,
         )
         self._seq_ids = itertools.count(secrets.randbits(31) << 32)
         self._num_under_way = 0
@@ -117,7 +130,7 @@ class Inference(pb_grpc.InferenceServicer):
 
     async def _generate_prompt(self, request: pb.GenerateRequest, max_model_len: int) -> Prompt:
         fields = [f"images[{i}]" for i in range(len(request.images))]
-        images = checks.check_images(request.images, fields, self._limits)
+        images = await self._read_images(request.images, fields)
         token_ids: Sequence[int]
         match request.WhichOneof("input"):
             case "prompt":
@@ -132,7 +145,8 @@ class Inference(pb_grpc.InferenceServicer):
             case _:
                 raise invalid("prompt", "is missing; send either prompt or token_ids")
         checks.check_length(field, len(token_ids), max_model_len)
-        return Prompt(token_ids, checks.check_marks(field, token_ids, len(images), self._limits), images)
+        marks = checks.check_marks(field, token_ids, len(images.files), self._limits)
+        return Prompt(token_ids, marks, images.files, images.urls)
 
     async def _chat_prompt(self, request: pb.ChatRequest, max_model_len: int) -> Prompt:
         if not self._model.has_chat_template:
@@ -140,12 +154,18 @@ class Inference(pb_grpc.InferenceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, "this checkpoint has no chat template; use Generate", "messages"
             )
         chat = check_chat(request.messages, self._limits)
-        images = checks.check_images(chat.images, chat.fields, self._limits)
+        images = await self._read_images(chat.images, chat.fields)
         text = self._model.render_chat(chat.messages)
         checks.check_text_length("messages", text, self._model.token_chars_max, max_model_len)
         token_ids = (await self._encode(text, add_special_tokens=False)).ids
         checks.check_length("messages", len(token_ids), max_model_len)
-        return Prompt(token_ids, checks.check_marks("messages", token_ids, len(images), self._limits), images)
+        marks = checks.check_marks("messages", token_ids, len(images.files), self._limits)
+        return Prompt(token_ids, marks, images.files, images.urls)
+
+    async def _read_images(self, images: Sequence[pb.Image], fields: Sequence[str]) -> ImageSources:
+        if sum(len(image.data_uri) + len(image.url) for image in images) <= _THREAD_CHARS:
+            return read_images(images, fields, self._limits)
+        return await asyncio.to_thread(read_images, images, fields, self._limits)
 
     async def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         if len(text) <= _THREAD_CHARS:
@@ -159,15 +179,18 @@ class Inference(pb_grpc.InferenceServicer):
             Continuation(index, terms, prompt, self._model, functools.partial(self._link.stop, seq_id))
             for index, seq_id in enumerate(seq_ids)
         ]
-        relay = Relay(terms.accepted(len(prompt.token_ids)), continuations, context.write)
-        inbox = self._link.streams.open(seq_ids)
+        accepted = terms.accepted(len(prompt.token_ids))
+        relay = Relay(accepted, continuations, context.write, self._metrics, terms.arrival)
+        inbox = self._link.streams.open(seq_ids, terms.arrival)
         try:
             for index, seq_id in enumerate(seq_ids):
                 self._link.send(terms.add_request(seq_id, index, prompt), prompt.images)
+            self._metrics.images_came(prompt.images)
             prompt.images.clear()
             await relay.run(inbox)
         finally:
             self._link.streams.close(seq_ids)
+            relay.abandon()
             expired = terms.deadline is not None and time.time() >= terms.deadline
             for index in sorted(relay.unended):
                 self._link.abort(seq_ids[index], AbortCause.DEADLINE if expired else AbortCause.CLIENT_GONE)

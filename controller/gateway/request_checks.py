@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from airside.controller.gateway.errors import invalid
@@ -35,6 +35,8 @@ class ImageLimits:
     mark: str
     images_max: int
     image_bytes_max: int
+    allow_urls: bool = False
+    picture_ids: frozenset[int] = frozenset()  # tokens that stand for pictures, the mark among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,7 @@ def check_logprobs(output: pb.Output, logprobs_max: int) -> LogprobValues:
 
 
 def check_drafts(
-    drafts: pb.Drafts, vocab_size: int, image_mark_id: int | None, max_model_len: int, is_structured: bool
+    drafts: pb.Drafts, vocab_size: int, picture_ids: Set[int], max_model_len: int, is_structured: bool
 ) -> DraftValues:
     """Draft tokens and golden tokens."""
     if drafts.max_tokens < 0:
@@ -251,9 +253,10 @@ def check_drafts(
     if drafts.HasField("golden"):
         check_in_vocabulary("drafts.golden.ids", golden, vocab_size)
         check_length("drafts.golden.ids", len(golden), max_model_len)
-        if image_mark_id in golden:
-            at = f"drafts.golden.ids[{golden.index(image_mark_id)}]"
-            raise invalid(at, f"is {image_mark_id}, which marks images and is never chosen; leave it out")
+        for index, token_id in enumerate(golden):
+            if token_id in picture_ids:
+                at = f"drafts.golden.ids[{index}]"
+                raise invalid(at, f"is {token_id}, which marks images and is never chosen; leave it out")
     elif drafts.force_golden or drafts.HasField("golden_acceptance"):
         field = "drafts.force_golden" if drafts.force_golden else "drafts.golden_acceptance"
         raise invalid(field, "needs golden tokens; send drafts.golden too, or leave this out")
@@ -263,14 +266,15 @@ def check_drafts(
     return DraftValues(drafts.max_tokens if drafts.HasField("max_tokens") else None, golden, mode, acceptance)
 
 
-def check_some_token_is_left(sampling: SamplingValues, stop: StopValues, image_mark_id: int | None) -> None:
+def check_some_token_is_left(sampling: SamplingValues, stop: StopValues, picture_ids: Set[int]) -> None:
     """Allowed tokens are none, or some of them can be chosen from the first token on."""
     field = "sampling.allowed_token_ids"
     if not sampling.allowed_token_ids:
         return
-    usable = {*sampling.allowed_token_ids} - {image_mark_id}
+    usable = {*sampling.allowed_token_ids} - picture_ids
     if not usable:
-        raise invalid(field, f"allows only token {image_mark_id}, which marks images and is never chosen; allow others")
+        never = sampling.allowed_token_ids[0]
+        raise invalid(field, f"allows only token {never}, which marks images and is never chosen; allow others")
     if stop.min_tokens > 0 and usable <= {*stop.token_ids}:
         raise invalid(field, "allows only tokens that end the text, which stop.min_tokens forbids; allow others")
 
@@ -297,26 +301,6 @@ def check_in_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -
             _check_token_id(f"{field}[{index}]", token_id, vocab_size)
 
 
-def check_images(images: Sequence[pb.Image], fields: Sequence[str], limits: ImageLimits) -> list[bytes]:
-    """The image files. `fields` has the path of each image in the request."""
-    if images and limits.mark_id is None:
-        raise invalid(fields[0], "this model takes text only; send the request without images")
-    if len(images) > limits.images_max:
-        raise invalid(
-            fields[limits.images_max],
-            f"the request has {len(images)} images, at most {limits.images_max} are allowed; leave some out",
-        )
-    for image, field in zip(images, fields, strict=True):
-        if not image.data:
-            raise invalid(f"{field}.data", "is empty; send the bytes of an image file")
-        if len(image.data) > limits.image_bytes_max:
-            raise invalid(
-                f"{field}.data",
-                f"has {len(image.data)} bytes, at most {limits.image_bytes_max} are allowed; send a smaller file",
-            )
-    return [image.data for image in images]
-
-
 def check_marks(field: str, token_ids: Sequence[int], num_images: int, limits: ImageLimits) -> list[int]:
     """Positions of the image marks, one per image. `field` is where the prompt came from."""
     if limits.mark_id is None:
@@ -328,6 +312,14 @@ def check_marks(field: str, token_ids: Sequence[int], num_images: int, limits: I
             f"has {len(positions)} image marks and the request has {num_images} images; "
             f"write {limits.mark} (token {limits.mark_id}) once for each image",
         )
+    if brought := limits.picture_ids - {limits.mark_id}:
+        for index, token_id in enumerate(token_ids):
+            if token_id in brought:
+                raise invalid(
+                    field,
+                    f"has token {token_id} (its number {index}), which only images bring; "
+                    f"write {limits.mark} (token {limits.mark_id}) in the place of an image",
+                )
     return positions
 
 

@@ -18,9 +18,12 @@ from grpc_reflection.v1alpha import reflection
 from airside.controller.gateway.control import Control
 from airside.controller.gateway.controller_link import ControllerLink
 from airside.controller.gateway.decoding import TolerantDecoding
+from airside.controller.gateway.engine_metrics import EngineCollector
 from airside.controller.gateway.errors import AddressBusy, ModelFilesError
 from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.inference import Inference
+from airside.controller.gateway.metrics_server import MetricsServer
+from airside.controller.gateway.request_metrics import RequestMetrics
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import airside_pb2_grpc as pb_grpc
@@ -53,7 +56,9 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, model: TextModel) -> None:
         self._settings = settings
         self._bus = AsyncLink(settings.endpoint, settings.name)
-        self.link = ControllerLink(self._bus, GatewayHello(settings.node, os.getpid()))
+        self._metrics = RequestMetrics()
+        self._metrics_server: MetricsServer | None = None
+        self.link = ControllerLink(self._bus, GatewayHello(settings.node, os.getpid()), self._metrics)
         self._grammars = GrammarChecker(settings, model)
         self._health = _health.aio.HealthServicer()
         self._server = grpc.aio.server(
@@ -61,7 +66,7 @@ class Gateway:
             options=_options(settings),
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        self._inference = Inference(settings, model, self.link, self._grammars)
+        self._inference = Inference(settings, model, self.link, self._grammars, self._metrics)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_ControlServicer_to_server(Control(settings, model, self.link), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -71,15 +76,16 @@ class Gateway:
         """The port that is listened on; differs from the settings' when that is 0."""
 
     async def __aenter__(self) -> Self:
-        """Binds the port. Raises AddressBusy."""
+        """Binds the ports. Raises AddressBusy."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         address = f"{host}:{self._settings.port}"
         await self._tell_health()
         try:
-            self.port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+            self.port = self._bind(address)
+            self._metrics_server = self._serve_metrics()
+        except AddressBusy:
             self._close()
-            raise AddressBusy(f"cannot listen on {address}: {error}; is another server running there?") from error
+            raise
         await self._server.start()
         log.info("listening address=%s:%d model=%s", host, self.port, self._settings.served_name)
         return self
@@ -88,7 +94,25 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Leaves the bus, and ends the process that checks grammars."""
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.close)  # a scrape under way needs the loop
         self._close()
+
+    def _bind(self, address: str) -> int:
+        """The port that gRPC listens on. Raises AddressBusy."""
+        try:
+            return int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise AddressBusy(f"cannot listen on {address}: {error}; is another server running there?") from error
+
+    def _serve_metrics(self) -> MetricsServer | None:
+        """None: the settings want none. Raises AddressBusy."""
+        settings, registry = self._settings, self._metrics.registry
+        if settings.metrics_port is None:
+            return None
+        if settings.metrics_of_engine:
+            registry.register(EngineCollector(self.link, asyncio.get_running_loop()))
+        return MetricsServer(settings.metrics_host, settings.metrics_port, registry)
 
     def _close(self) -> None:
         self._grammars.close()
@@ -147,7 +171,7 @@ def run(settings: GatewaySettings) -> int:
         format=f"%(asctime)s %(levelname)s {settings.name} %(message)s",
     )
     try:
-        model = TextModel.load(settings.model_path)
+        model = TextModel.of(settings)
         asyncio.run(_serve(settings, model))
     except ModelFilesError as error:
         log.error("model cannot be served: %s", error)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from airside.controller.gateway.request_metrics import RequestMetrics, TokenTimes
 from airside.proto.abort_cause import AbortCause
-from airside.proto.messages import Accepted, FinishedRow, ImageReady, Message, OutputBatch, Rejected
+from airside.proto.messages import Accepted, FinishedRow, ImageEncoded, ImageReady, Message, OutputBatch, Rejected
 
 TOKENS_MAX = 4096
 """Tokens of one sequence that may wait for a client which has stopped reading."""
@@ -47,7 +49,7 @@ class Lost:
     detail: str
 
 
-News = Accepted | Rejected | ImageReady | Tokens | PromptRecords | FinishedRow | Lost
+News = Accepted | Rejected | ImageReady | ImageEncoded | Tokens | PromptRecords | FinishedRow | Lost
 
 
 _END = (Rejected, FinishedRow, Lost)
@@ -58,10 +60,12 @@ class Stream:
 
     Args:
         arrived: set whenever there is news.
+        arrival: unix time of the call.
     """
 
-    def __init__(self, arrived: asyncio.Event) -> None:
+    def __init__(self, arrived: asyncio.Event, arrival: float) -> None:
         self.overflowed = False
+        self.times = TokenTimes(arrival)
         self._has_end = False  # the end is among the news, or was taken
         self._news: list[News] = []
         self._arrived = arrived
@@ -72,7 +76,7 @@ class Stream:
         return bool(self._news)
 
     def put(self, news: News) -> None:
-        """Appends news other than tokens: at most one per image, and two more, in a sequence's life."""
+        """Appends news other than tokens: about two per image, and two more, in a sequence's life."""
         if self._has_end:
             return
         if self.overflowed and isinstance(news, FinishedRow):
@@ -144,20 +148,22 @@ class Streams:
 
     Args:
         abort: told the sequence and the cause when a stream overflows.
+        metrics: told when tokens come, however late they are read.
     """
 
-    def __init__(self, abort: Callable[[int, str], None]) -> None:
+    def __init__(self, abort: Callable[[int, str], None], metrics: RequestMetrics) -> None:
         self._abort = abort
+        self._metrics = metrics
         self._streams: dict[int, Stream] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, seq_ids: Sequence[int]) -> Inbox:
-        """The streams of a new call's sequences; must be closed."""
+    def open(self, seq_ids: Sequence[int], arrival: float) -> Inbox:
+        """The streams of a new call's sequences; must be closed. `arrival`: unix time of the call."""
         assert self._streams.keys().isdisjoint(seq_ids)
         arrived = asyncio.Event()
-        streams = {seq_id: Stream(arrived) for seq_id in seq_ids}
+        streams = {seq_id: Stream(arrived, arrival) for seq_id in seq_ids}
         self._streams.update(streams)
         return Inbox(list(streams.values()), arrived)
 
@@ -176,7 +182,7 @@ class Streams:
         match message:
             case OutputBatch():
                 self._dispatch_batch(message)
-            case Accepted() | Rejected() | ImageReady():
+            case Accepted() | Rejected() | ImageReady() | ImageEncoded():
                 self._put(message.seq_id, message)
             case _:
                 return False
@@ -192,9 +198,14 @@ class Streams:
             stream = self._streams.get(seq_id)
             if stream is not None:
                 stream.put_prompt_records(records)
+        now = time.time()
         for (seq_id, token_ids), records in zip(batch.rows(), batch.records(), strict=True):
             stream = self._streams.get(seq_id)
-            if stream is not None and not stream.put_tokens(token_ids, records, batch.step_tokens):
+            if stream is None:
+                continue
+            if token_ids:
+                self._metrics.tokens_came(stream.times, len(token_ids), now)
+            if not stream.put_tokens(token_ids, records, batch.step_tokens):
                 self._abort(seq_id, _too_slow())
         for row in batch.finished:
             self._put(row.seq_id, row)

@@ -78,6 +78,7 @@ class Terms:
             user=self.user,
             cache_salt=self.cache_salt,
             image_hashes=prompt.image_hashes,
+            image_urls=prompt.image_urls if any(prompt.image_urls) else [],
             logprobs=self.logprobs.logprobs,
             prompt_logprobs=self.logprobs.prompt_logprobs if index == 0 else -1,
             grammar=self.grammar,
@@ -125,8 +126,8 @@ class TermsReader:
         sampling = checks.check_sampling(message.sampling, self._defaults, model.vocab_size)
         stop = checks.check_stop(message.stop, model.end_ids, model.vocab_size, max_model_len, is_structured)
         sampling = _with_end_tokens(sampling, set(stop.token_ids).intersection(model.end_ids))
-        mark_id = model.image_mark_id
-        checks.check_some_token_is_left(sampling, stop, mark_id)
+        picture_ids = model.picture_ids
+        checks.check_some_token_is_left(sampling, stop, picture_ids)
         return Terms(
             request_id=checks.check_request_id(message.request_id),
             user=checks.check_label("user", message.user),
@@ -138,7 +139,7 @@ class TermsReader:
             sampling=sampling,
             stop=stop,
             logprobs=checks.check_logprobs(message.output, self._logprobs_max),
-            drafts=checks.check_drafts(message.drafts, model.vocab_size, mark_id, max_model_len, is_structured),
+            drafts=checks.check_drafts(message.drafts, model.vocab_size, picture_ids, max_model_len, is_structured),
         )
 
 

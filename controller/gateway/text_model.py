@@ -19,6 +19,7 @@ from airside.controller.gateway.detokenizer import Detokenizer, Vocabulary
 from airside.controller.gateway.errors import ModelFilesError, invalid
 from airside.controller.gateway.generation_defaults import GenerationDefaults
 from airside.controller.gateway.gguf_tokenizer import restore_pre_tokenizer
+from airside.proto.settings import GatewaySettings
 
 ChatMessages = Sequence[Mapping[str, object]]
 """What chat templates take: `role`, and `content` as a text or as a list of typed parts."""
@@ -31,12 +32,21 @@ class TextModel:
         tokenizer: transformers' tokenizer with a `tokenizers` backend (Any: its classes are made at run time).
         config: `config.json`, or nothing for a .gguf file.
         generation_config: `generation_config.json`, or nothing.
+        image_mark_id: what stands for an image in a prompt; None: the config's image token.
+        mark_text: what a prompt's text gets before and after each mark, so that it is tokenized with that.
 
     Raises:
         ModelFilesError: the files contradict each other.
     """
 
-    def __init__(self, tokenizer: Any, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: Mapping[str, Any],
+        generation_config: Mapping[str, Any],
+        image_mark_id: int | None = None,
+        mark_text: tuple[str, str] = ("", ""),
+    ) -> None:
         self._chat = tokenizer
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -44,7 +54,12 @@ class TextModel:
         text_config = config.get("text_config") or config
         self.vocab_size: int = text_config.get("vocab_size") or config.get("vocab_size") or len(tokenizer)
         self.end_ids = _end_ids(tokenizer, config, generation_config)
-        self.image_mark_id, self.image_mark = _image_mark(self._backend, config)
+        image_token_id = config.get("image_token_id", config.get("image_token_index"))
+        self.image_mark_id = image_token_id if image_mark_id is None else image_mark_id
+        self.image_mark = _image_mark(self._backend, self.image_mark_id)
+        self.picture_ids = frozenset({image_token_id, self.image_mark_id} - {None})
+        """Tokens that stand for pictures, in prompts or in the model, which never makes them."""
+        self._mark_with_text = self.image_mark.join(mark_text)
         self.defaults = GenerationDefaults.from_checkpoint(generation_config)
         special = [i for i, token in self._backend.get_added_tokens_decoder().items() if token.special]
         self._vocabulary = Vocabulary(self._backend, {*special, *tokenizer.all_special_ids, *self.end_ids})
@@ -54,8 +69,8 @@ class TextModel:
         """Ids that the tokenizer has a use for: below this. May be fewer or more than the model's logits."""
 
     @classmethod
-    def load(cls, model_path: str) -> Self:
-        """Reads a checkpoint folder or a .gguf file. Raises ModelFilesError."""
+    def load(cls, model_path: str, image_mark_id: int | None = None, mark_text: tuple[str, str] = ("", "")) -> Self:
+        """Reads a checkpoint folder or a .gguf file; the other arguments are the class's. Raises ModelFilesError."""
         path = Path(model_path)
         if path.is_file():
             return cls(_load_tokenizer(path.parent, gguf_file=path.name), {}, {})
@@ -66,7 +81,13 @@ class TextModel:
         processor_template = _read_json(path / "chat_template.json") or {}
         if "chat_template" in processor_template:
             tokenizer.chat_template = processor_template["chat_template"]
-        return cls(tokenizer, config, _read_json(path / "generation_config.json") or {})
+        return cls(tokenizer, config, _read_json(path / "generation_config.json") or {}, image_mark_id, mark_text)
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Self:
+        """The model of a gateway. Raises ModelFilesError."""
+        mark_text = settings.image_mark_before, settings.image_mark_after
+        return cls.load(settings.model_path, settings.image_mark_id, mark_text)
 
     @property
     def accepts_images(self) -> bool:
@@ -80,6 +101,8 @@ class TextModel:
 
     def encode(self, text: str, add_special_tokens: bool) -> Encoding:
         """Ids and tokens of a text; special tokens spelled in it are taken as such. Safe in any thread."""
+        if self._mark_with_text != self.image_mark:
+            text = text.replace(self.image_mark, self._mark_with_text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def render_chat(self, messages: ChatMessages) -> str:
@@ -149,14 +172,13 @@ def _end_ids(tokenizer: Any, config: Mapping[str, Any], generation_config: Mappi
     return sorted(ids)
 
 
-def _image_mark(tokenizer: Tokenizer, config: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Id and text of the token that marks an image's place, or (None, "") for a text model."""
-    mark_id = config.get("image_token_id", config.get("image_token_index"))
+def _image_mark(tokenizer: Tokenizer, mark_id: int | None) -> str:
+    """Text of the token that marks an image's place, or "" for a text model."""
     if mark_id is None:
-        return None, ""
+        return ""
     mark = tokenizer.id_to_token(mark_id)
     if mark is None:
         raise ModelFilesError(
             f"config.json says that token {mark_id} marks images, but the tokenizer has no such token"
         )
-    return mark_id, mark
+    return mark

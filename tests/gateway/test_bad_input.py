@@ -52,7 +52,10 @@ GENERATE_ROWS: list[tuple[dict[str, Any], str, str]] = [
         "token_ids.ids",
         "has 2 image marks and .* 1 images",
     ),
-    ({"prompt": "<image>", "images": [{}]}, "images[0].data", "is empty; send the bytes of an image file"),
+    ({"prompt": "<image>", "images": [{}]}, "images[0]", "is empty; send one of data, url and data_uri"),
+    ({"prompt": "<image>", "images": [{"data": ""}]}, "images[0].data", "is empty; send the bytes of an image file"),
+    ({"prompt": "<image>", "images": [{"data_uri": ""}]}, "images[0].data_uri", "is no data URI; the form is data:im"),
+    ({"prompt": "<image>", "images": [{"url": " "}]}, "images[0].url", "is empty; send the URL of an image file"),
     (
         {"prompt": "<image><image>", "images": [image(1), image(IMAGE_BYTES_MAX + 1)]},
         "images[1].data",
@@ -85,7 +88,12 @@ CHAT_ROWS: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].parts[0].text",
         "spells <image>, which marks an image",
     ),
-    ({"messages": [user({"text": "a"}, {"image": {}})]}, "messages[0].parts[1].image.data", "is empty"),
+    ({"messages": [user({"text": "a"}, {"image": {}})]}, "messages[0].parts[1].image", "is empty"),
+    (
+        {"messages": [user({"text": "a"}, {"image": {"data_uri": "data:text/html;base64,PGgxPg=="}})]},
+        "messages[0].parts[1].image.data_uri",
+        "states a type other than image/*",
+    ),
     (
         {"messages": [user({"image": image(IMAGE_BYTES_MAX + 1)})]},
         "messages[0].parts[0].image.data",

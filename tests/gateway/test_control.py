@@ -75,9 +75,41 @@ def test_abort_without_an_id(client: Client) -> None:
 def test_scale_vision(client: Client, controller: ScriptedController) -> None:
     call = client.start("Control", "ScaleVision", replicas=5)
     query = controller.expect(msg.ScaleVision)
-    assert query.replicas == 5
+    assert (query.replicas, query.replicas_max) == (5, None)
     controller.send(msg.ScaleVisionOutcome(query.query_id, 5, ""))
-    assert call.result(20).replicas == 5
+    assert (call.result(20).replicas, call.result(20).replicas_max) == (5, 5)
+
+
+def test_scale_vision_to_none(client: Client, controller: ScriptedController) -> None:
+    call = client.start("Control", "ScaleVision", replicas=0)
+    query = controller.expect(msg.ScaleVision)
+    assert (query.replicas, query.replicas_max) == (0, None)
+    controller.send(msg.ScaleVisionOutcome(query.query_id, 0, ""))
+    assert (call.result(20).replicas, call.result(20).replicas_max) == (0, 0)
+
+
+def test_scale_vision_within_a_range(client: Client, controller: ScriptedController) -> None:
+    call = client.start("Control", "ScaleVision", range={"min": 0, "max": 3})
+    query = controller.expect(msg.ScaleVision)
+    assert (query.replicas, query.replicas_max) == (0, 3)
+    controller.send(msg.ScaleVisionOutcome(query.query_id, 0, "", replicas_max=3))
+    assert (call.result(20).replicas, call.result(20).replicas_max) == (0, 3)
+    call = client.start("Control", "ScaleVision", range={"min": 0, "max": 9})
+    query = controller.expect(msg.ScaleVision)
+    controller.send(msg.ScaleVisionOutcome(query.query_id, 0, "at most 4", is_out_of_range=True))
+    assert failure(call).fields == ["range"]
+
+
+@pytest.mark.parametrize("size", [{"min": 2, "max": 1}, {"min": -1, "max": 1}])
+def test_scale_vision_within_no_range(client: Client, size: dict[str, int]) -> None:
+    failed = failure(client.start("Control", "ScaleVision", range=size))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["range"])
+    assert f"is {size['min']} to {size['max']}, but must be rising" in failed.message
+
+
+def test_scale_vision_without_a_size(client: Client) -> None:
+    failed = failure(client.start("Control", "ScaleVision"))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["size"])
 
 
 def test_scale_vision_refused(client: Client, controller: ScriptedController) -> None:
@@ -88,10 +120,14 @@ def test_scale_vision_refused(client: Client, controller: ScriptedController) ->
     assert (failed.code, failed.message) == (grpc.StatusCode.FAILED_PRECONDITION, "no supervisor is running")
     too_many = client.start("Control", "ScaleVision", replicas=5)
     query = controller.expect(msg.ScaleVision)
-    controller.send(msg.ScaleVisionOutcome(query.query_id, 1, "at most 4 (vision.max_replicas)", is_out_of_range=True))
+    controller.send(
+        msg.ScaleVisionOutcome(
+            query.query_id, 1, "at most 4 (vision.autoscaling_config.max_replicas)", is_out_of_range=True
+        )
+    )
     failed = failure(too_many)
     assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["replicas"])
-    assert failed.message == "at most 4 (vision.max_replicas)"
+    assert failed.message == "at most 4 (vision.autoscaling_config.max_replicas)"
     negative = failure(client.start("Control", "ScaleVision", replicas=-1))
     assert (negative.code, negative.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["replicas"])
 

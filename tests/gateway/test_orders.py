@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from airside.controller.gateway.errors import ControllerSilent, RequestError
 from airside.controller.gateway.grammar_check import GrammarChecker
 from airside.controller.gateway.inference import Inference
 from airside.controller.gateway.prompt import Prompt
+from airside.controller.gateway.request_metrics import RequestMetrics
 from airside.controller.gateway.terms import TermsReader
 from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
@@ -173,14 +175,31 @@ def test_every_order_ends_each_sequence_once(model: TextModel, first_seed: int) 
     with contextlib.closing(GrammarChecker(settings, model)) as grammars:
         for seed in range(first_seed, first_seed + 100):
             bus = Bus()
-            link = ControllerLink(bus, msg.GatewayHello("local", 1))
-            run = Run(seed, model, Inference(settings, model, link, grammars), link, bus)
+            metrics = RequestMetrics()
+            link = ControllerLink(bus, msg.GatewayHello("local", 1), metrics)
+            run = Run(seed, model, Inference(settings, model, link, grammars, metrics), link, bus)
             asyncio.run(run.run())
             try:
                 check(run)
+                check_counts(run, metrics)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}: {run.outcome!r} after {run.events}") from error
             assert len(link.streams) == 0
+
+
+def check_counts(run: Run, metrics: RequestMetrics) -> None:
+    """Each sequence of a call that was accepted has ended once for the metrics, for the reason its client was told."""
+    counted = {
+        sample.labels["reason"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "airside_requests_finished_total" and sample.value
+    }
+    kinds = [event.WhichOneof("event") for event in run.events]
+    told = Counter(event.finished.reason for event in run.events if event.WhichOneof("event") == "finished")
+    assert sum(counted.values()) in ((run.n,) if kinds else (0, run.n)), counted  # cancelled as `accepted` was written
+    assert all(counted.get(reason, 0) >= count for reason, count in told.items()), (counted, told)
+    assert run.was_cancelled or counted == told, (counted, told)
 
 
 def check(run: Run) -> None:

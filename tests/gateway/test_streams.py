@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from airside.controller.gateway.request_metrics import RequestMetrics
 from airside.controller.gateway.streams import TOKENS_MAX, Lost, News, PromptRecords, Stream, Streams, Tokens
 from airside.proto.messages import Accepted, ImageReady, Rejected
 from tests.gateway.scripted_controller import batch, finish
@@ -17,7 +18,7 @@ ENDS: list[News] = [finish(1), Rejected(1, "queue_full", "why"), Lost("the contr
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_sequence_ends_once_and_nothing_follows(end: News) -> None:
-    stream = Stream(asyncio.Event())
+    stream = Stream(asyncio.Event(), arrival=0.0)
     stream.put(end)
     for other in ENDS:
         stream.put(other)
@@ -28,16 +29,16 @@ def test_a_sequence_ends_once_and_nothing_follows(end: News) -> None:
 
 
 def test_a_controller_lost_after_the_end_is_no_second_end() -> None:
-    streams = Streams(abort=lambda *_: None)
-    inbox = streams.open([1, 2])
+    streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
+    inbox = streams.open([1, 2], arrival=0.0)
     streams.dispatch(batch((1, [7, 8]), (2, [9]), finished=[finish(1)]))
     streams.lose_all("gone")
     assert asyncio.run(inbox.take()) == [(0, Tokens([7, 8])), (0, finish(1)), (1, Tokens([9])), (1, Lost("gone"))]
 
 
 def test_tokens_join_with_their_log_probabilities() -> None:
-    streams = Streams(abort=lambda *_: None)
-    inbox = streams.open([1, 2, 3])
+    streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
+    inbox = streams.open([1, 2, 3], arrival=0.0)
     rows = [(1, [7, 8]), (2, [9]), (5, [1]), (3, [4])]
     records = {1: b"a" * 16, 2: b"b" * 8, 5: b"c" * 8}
     for step_tokens in (30, 31):
@@ -50,8 +51,8 @@ def test_tokens_join_with_their_log_probabilities() -> None:
 
 
 def test_records_of_the_prompt_join_until_a_token_comes() -> None:
-    streams = Streams(abort=lambda *_: None)
-    inbox = streams.open([1])
+    streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
+    inbox = streams.open([1], arrival=0.0)
     prompt = dataclasses.replace(
         batch(),
         prompt_seq_ids=np.array([5, 1], "<u8").tobytes(),
@@ -66,8 +67,8 @@ def test_records_of_the_prompt_join_until_a_token_comes() -> None:
 
 def test_answers_are_taken_first_and_together() -> None:
     async def scenario() -> None:
-        streams = Streams(abort=lambda *_: None)
-        inbox = streams.open([1, 2])
+        streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
+        inbox = streams.open([1, 2], arrival=0.0)
         streams.dispatch(Accepted(1, 0))
         streams.dispatch(batch((1, [7])))
         answers = asyncio.create_task(inbox.take_answers())
@@ -82,8 +83,8 @@ def test_answers_are_taken_first_and_together() -> None:
 
 def test_a_stream_that_overflows_aborts_its_sequence_once() -> None:
     aborted: list[int] = []
-    streams = Streams(abort=lambda seq_id, _: aborted.append(seq_id))
-    inbox = streams.open([1, 2])
+    streams = Streams(abort=lambda seq_id, _: aborted.append(seq_id), metrics=RequestMetrics())
+    inbox = streams.open([1, 2], arrival=0.0)
     for _ in range(3):
         streams.dispatch(batch((1, [7] * TOKENS_MAX), (2, [8]), records={1: b"r" * 16}))
     assert aborted == [1]
@@ -93,8 +94,8 @@ def test_a_stream_that_overflows_aborts_its_sequence_once() -> None:
 
 
 def test_an_end_after_tokens_were_dropped_is_an_abort_whatever_the_engine_says() -> None:
-    streams = Streams(abort=lambda *_: None)
-    inbox = streams.open([1, 2])
+    streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
+    inbox = streams.open([1, 2], arrival=0.0)
     streams.dispatch(batch((1, [7] * TOKENS_MAX), (2, [7] * TOKENS_MAX)))
     streams.dispatch(batch((1, [7]), finished=[finish(1, "length"), finish(2, "length")]))
     (_, _), (_, cut_off), (_, _), (_, whole) = asyncio.run(inbox.take())
@@ -105,7 +106,7 @@ def test_an_end_after_tokens_were_dropped_is_an_abort_whatever_the_engine_says()
 
 
 def test_columns_that_do_not_fit_are_an_error() -> None:
-    streams = Streams(abort=lambda *_: None)
+    streams = Streams(abort=lambda *_: None, metrics=RequestMetrics())
     whole = batch((1, [7, 8]))
     with pytest.raises(ValueError, match="zip"):
         streams.dispatch(type(whole)(whole.seq_ids, whole.num_tokens * 2, whole.token_ids))

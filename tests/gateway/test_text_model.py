@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,9 +10,13 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import Tokenizer, processors
 
-from airside.controller.gateway.errors import ModelFilesError
+from airside.controller.gateway.chat_checks import check_chat
+from airside.controller.gateway.errors import ModelFilesError, RequestError
 from airside.controller.gateway.generation_defaults import GenerationDefaults
+from airside.controller.gateway.request_checks import ImageLimits, check_marks
 from airside.controller.gateway.text_model import TextModel
+from airside.proto import airside_pb2 as pb
+from airside.proto.settings import GatewaySettings
 from tests.gateway.tiny_checkpoint import END_ID, IMAGE_ID, SPECIAL, write_checkpoint
 
 SMOLLM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "a", "b", "Ċ", "Ġ", "ĊĊ", "ab", "Ġa"]
@@ -68,6 +73,41 @@ def test_a_processors_chat_template_comes_first(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "only this"}))
     assert TextModel.load(str(folder)).render_chat(HELLO) == "only this"
+
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() }}: {% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ part['text'] }} {% endgeneration %}"
+    "{% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)  # as LLaVA's: pictures before the text of their message, and marks around what was generated
+
+
+@pytest.mark.parametrize("file", ["chat_template.json", "chat_template.jinja", "tokenizer_config.json"])
+def test_a_template_like_that_of_llava(file: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    if file.endswith(".jinja"):
+        (folder / file).write_text(LLAVA_TEMPLATE)
+    else:
+        (folder / "chat_template.jinja").unlink()
+        path = folder / file
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**before, "chat_template": LLAVA_TEMPLATE}))
+    image, text = pb.Part(image=pb.Image()), pb.Part(text="Which?")
+    chat = check_chat(
+        [
+            pb.ChatMessage(role="system", parts=[pb.Part(text="Be brief.")]),
+            pb.ChatMessage(role="user", parts=[text, image, image]),
+            pb.ChatMessage(role="assistant", parts=[pb.Part(text="Both.")]),
+            pb.ChatMessage(role="user", parts=[image, pb.Part(text="Why?")]),
+        ],
+        ImageLimits(IMAGE_ID, "<image>", 4, 1000),
+    )
+    rendered = TextModel.load(str(folder)).render_chat(chat.messages)
+    assert rendered == "Be brief. USER: <image>\n<image>\nWhich? ASSISTANT: Both. USER: <image>\nWhy? ASSISTANT:"
+    assert chat.fields == ["messages[1].parts[1].image", "messages[1].parts[2].image", "messages[3].parts[0].image"]
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
@@ -132,3 +172,33 @@ def test_a_gguf_file_keeps_its_own_way_of_cutting_texts(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert TextModel.load(str(path)).encode("ab a\n\n12", False).tokens == ["ab", "Ġa", "ĊĊ", "1", "2"]
+
+
+def test_a_mark_that_is_not_the_image_token(tmp_path: Path) -> None:
+    """Its text is put before and after it before the text is tokenized, since newlines join."""
+    folder = write_checkpoint(tmp_path)
+    mark_id = SPECIAL.index("<|begin|>")
+    plain = TextModel.load(str(folder))
+    model = TextModel.load(str(folder), mark_id, (" [", "]\n"))
+    assert (model.image_mark_id, model.image_mark) == (mark_id, "<|begin|>")
+    assert model.picture_ids == {mark_id, IMAGE_ID}
+    assert plain.picture_ids == {IMAGE_ID}
+    for text in ("a<|begin|>b", "<|begin|><|begin|>", "a picture"):
+        expected = plain.encode(text.replace("<|begin|>", " [<|begin|>]\n"), False)
+        assert model.encode(text, False).ids == expected.ids
+
+
+def test_a_gateway_is_told_what_stands_for_images(settings: GatewaySettings) -> None:
+    mark_id = SPECIAL.index("<|begin|>")
+    told = dataclasses.replace(settings, image_mark_id=mark_id, image_mark_before="(", image_mark_after=")")
+    model = TextModel.of(GatewaySettings.from_json(told.to_json()))
+    assert (model.image_mark_id, model.encode("<|begin|>", False).tokens) == (mark_id, ["(", "<|begin|>", ")"])
+
+
+def test_image_tokens_that_no_image_brought_are_refused() -> None:
+    limits = ImageLimits(6, "<begin>", 4, 1000, picture_ids=frozenset({6, 7}))
+    assert check_marks("prompt", [1, 6, 2, 6], 2, limits) == [1, 3]
+    with pytest.raises(RequestError, match=r"has token 7 \(its number 2\), which only images bring; write <begin>"):
+        check_marks("prompt", [1, 6, 7], 1, limits)
+    with pytest.raises(RequestError, match="has 1 image marks and the request has 0 images"):
+        check_marks("prompt", [1, 6, 2], 0, limits)
