@@ -15,6 +15,19 @@ def free_port() -> int:
         return port
 
 
+def free_port_pair() -> tuple[int, int]:
+    """Two ports of 127.0.0.1, one after the other, that nobody listens on."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):  # taken, or beyond the last
+                continue
+            return port, port + 1
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Polls a condition that no message announces; fails by name when it does not come true."""
     until = time.monotonic() + timeout_s

@@ -36,6 +36,7 @@ print(version("airside"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it compiles everything, on a machine that may have other work
 def test_a_wheel_has_all_that_is_needed(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), "-C", f"build-dir={tmp_path}/build"]

@@ -30,12 +30,13 @@ class LocalServer:
     Args:
         model: the checkpoint.
         kv_blocks: in the pool; None: as the configuration says.
-        config: blocks of the YAML file that differ from the defaults.
+        config: blocks of the YAML file that differ from the defaults; metrics are served only where they say so.
     """
 
     def __init__(self, model: Path, /, *, kv_blocks: int | None = None, **config: Any) -> None:
         model_block = {"source": str(model), "dtype": "float32", **config.pop("model", {})}
-        checked = Config.model_validate({"model": model_block, **config})
+        server_block = {"metrics": {"port": 0}, **config.pop("server", {})}
+        checked = Config.model_validate({"model": model_block, "server": server_block, **config})
         self._kv_blocks = kv_blocks
         self.processes = LocalProcesses()
         run = Run(secrets.token_hex(4), self.processes.run_dir)
@@ -108,6 +109,18 @@ class LocalServer:
 
     def gauges(self) -> pb.Gauges:
         return self.control.GetServerInfo(pb.GetServerInfoRequest(), timeout=10).gauges
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing of any request is left: what memory is in use for pictures is the cache's."""
+        gauges = self.gauges()
+        is_idle = gauges.num_requests_running == gauges.num_requests_waiting == gauges.kv_blocks_live == 0
+        nothing_waits = gauges.vision_queue_depth == gauges.image_bytes_waiting == 0
+        return is_idle and nothing_waits and self.shared_memory() <= gauges.image_cache_bytes + (1 << 20)
+
+    def shared_memory(self) -> int:
+        """Bytes in use by the segments of its vision workers."""
+        segments = Path("/dev/shm").glob(f"{self.plan.run.segment_prefix}*")
+        return sum(path.stat().st_blocks * 512 for path in segments)
 
     def generate(self, timeout_s: float = 60, **fields: Any) -> Answer:
         """Sends one request and reads it to its end."""

@@ -36,7 +36,7 @@ def picture(width: int, height: int, kind: str = "PNG") -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     model = make_idefics3(tmp_path_factory.mktemp("idefics3"))
-    vision = {"replicas": 1, "arena": "64MiB", "limits": {"max_images_per_prompt": 3}}
+    vision = {"arena": "64MiB", "limits": {"max_images_per_prompt": 3}}
     with LocalServer(model, vision=vision, engine={"max_num_seqs": 16}) as running:
         yield running
 

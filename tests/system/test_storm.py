@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,13 +43,19 @@ class Outcome:
 
 
 def outcomes(server: LocalServer, request: pb.GenerateRequest) -> list[Outcome] | str:
-    """One per continuation, or the status of the call; what every answer must keep to is checked."""
-    events = []
-    try:
-        for event in server.inference.Generate(request, timeout=120):
-            events.append(event)
-    except grpc.RpcError as error:
-        return f"{error.code().name} {error.details()}"
+    """One per continuation, or the status of the call; what every answer must keep to is checked.
+
+    A request that comes while the ranks start again is refused, and is to be sent again.
+    """
+    events: list[pb.GenerateEvent] = []
+    while not events:
+        try:
+            for event in server.inference.Generate(request, timeout=120):
+                events.append(event)
+        except grpc.RpcError as error:
+            if events or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                return f"{error.code().name} {error.details()}"
+            time.sleep(0.1)
     answers = [Answer(events, index) for index in range(request.n)]
     for index, answer in enumerate(answers):
         check_counts(request, answer, index)
@@ -86,12 +93,6 @@ def assert_equal(outcome: list[Outcome] | str, reference: list[Outcome] | str, s
         assert (one.text, one.end) == (other.text, other.end), f"request {seed}"
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3), f"request {seed}"
         assert one.prompt_logprobs == pytest.approx(other.prompt_logprobs, abs=1e-3), f"request {seed}"
-
-
-def num_seen(server: LocalServer) -> int:
-    """Sequences that the engine has ever been given."""
-    gauges = server.gauges()
-    return gauges.num_requests_running + gauges.num_requests_waiting + sum(gauges.requests_finished.values())
 
 
 def lose_ranks(server: LocalServer, how: list[signal.Signals], pending: list[Future[list[Outcome] | str]]) -> None:
