@@ -137,8 +137,8 @@ class LaunchPlan:
             image_file_bytes_max=vision.limits.max_bytes,
             fetch_timeout_s=vision.media.timeout_s,
             image_token_id=self._model.image_token_id,
-            image_mark_id=self._model.image_mark_id,
-            atomic_images=self._model.atomic_image_tokens > 0,
+            image_mark_id=self._model.pictures.mark_id,
+            atomic_images=self._model.pictures.num_atomic > 0,
             vocab_size=self._model.vocab_size,
             step_timeout_s=engine.step_timeout_s,
             silence_timeout_s=self.config.cluster.silence_timeout_s,
@@ -175,9 +175,9 @@ class LaunchPlan:
                 metrics_host=server.metrics.host,
                 metrics_port=server.metrics.port + index if server.metrics.port else None,
                 metrics_of_engine=index == 0,  # so that sums over all gateways count the engine once
-                image_mark_id=self._model.image_mark_id,
-                image_mark_before=self._model.image_mark_text[0],
-                image_mark_after=self._model.image_mark_text[1],
+                image_mark_id=self._model.pictures.mark_id,
+                image_mark_before=self._model.pictures.mark_text[0],
+                image_mark_after=self._model.pictures.mark_text[1],
                 reuse_port=grpc.gateways > 1,
                 stop_grace_s=server.shutdown_timeout_s,
                 node=self._machine.node,
@@ -291,11 +291,11 @@ def _check_blocks(config: Config, model: ModelConfig) -> None:
 
 def _check_atomic_images(config: Config, model: ModelConfig) -> None:
     budget = config.engine.max_num_batched_tokens
-    if model.atomic_image_tokens > budget:
+    if model.pictures.num_atomic > budget:
         raise LaunchError(
-            f"engine.max_num_batched_tokens is {budget}, but the {model.atomic_image_tokens} tokens of a picture of "
+            f"engine.max_num_batched_tokens is {budget}, but the {model.pictures.num_atomic} tokens of a picture of "
             f"this {model.architecture} checkpoint attend to one another and come in one step; set it to "
-            f"{model.atomic_image_tokens} or more"
+            f"{model.pictures.num_atomic} or more"
         )
 
 

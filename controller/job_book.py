@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from airside.controller.job_queue import JobQueue
@@ -20,6 +21,8 @@ class JobBook:
         self._remote: dict[ImageKey, PixelJob] = {}  # those that nobody fetches yet
         self._unknown: dict[ImageKey, PixelJob] = {}  # those whose size nobody has been asked for yet
         self._queue = JobQueue()
+        self._num_bytes = 0  # of the files that are kept
+        self._names: Counter[int] = Counter()  # jobs by the sequence that they are named after
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -31,6 +34,8 @@ class JobBook:
         """A new job. Nobody else makes the same, and nobody else has its name."""
         assert job.name not in self._jobs, job.name
         self._jobs[job.name] = job
+        self._names[job.name[0]] += 1
+        self._num_bytes += job.num_bytes
         (self._remote if job.state is JobState.REMOTE else self._unknown)[job.name] = job
         if job.content:
             self.share(job, job.content)
@@ -39,9 +44,15 @@ class JobBook:
         """The job that makes this content."""
         return self._by_content.get(content)
 
+    def is_named_after(self, seq_id: int) -> bool:
+        """Whether any job bears the name of an image of this sequence, which may have ended."""
+        return seq_id in self._names
+
     def share(self, job: PixelJob, content: bytes) -> None:
-        """Its content is known; `find` finds it."""
+        """`find` finds it by this from now on: its content, or, until that is known, where it is fetched from."""
         assert content not in self._by_content, content
+        if self._by_content.get(job.content) is job:
+            del self._by_content[job.content]
         self._by_content[content] = job
         job.content = content
 
@@ -71,6 +82,7 @@ class JobBook:
         """Its file was fetched."""
         job.become(JobState.UNKNOWN)
         job.worker, job.data, job.fetch_s = None, data, fetch_s
+        self._num_bytes += job.num_bytes
         self._unknown[job.name] = job
 
     def enqueue(self, job: PixelJob, shape: KnownShape, due: float) -> None:
@@ -107,6 +119,8 @@ class JobBook:
         self._remote.pop(job.name, None)
         self._unknown.pop(job.name, None)
         del self._jobs[job.name]
+        self._names -= Counter({job.name[0]: 1})
+        self._num_bytes -= job.num_bytes
         if job.content:
             del self._by_content[job.content]
         job.become(JobState.OVER)
@@ -118,7 +132,7 @@ class JobBook:
     @property
     def num_bytes(self) -> int:
         """Of the files that are kept."""
-        return sum(job.num_bytes for job in self._jobs.values())
+        return self._num_bytes
 
     def check(self) -> None:
         """Asserts every invariant."""
@@ -130,5 +144,7 @@ class JobBook:
             assert (job.state in (JobState.REMOTE, JobState.FETCHING)) == (job.data is None), job.name
             assert job.images, job.name
             assert all(image.job is job for image in job.images), job.name
+        assert self._num_bytes == sum(job.num_bytes for job in self)
+        assert self._names == Counter(seq_id for seq_id, _ in self._jobs)
         assert {job.content for job in self if job.content} == set(self._by_content)
         assert len(self._remote) + len(self._unknown) + len(self._queue) == sum(job.worker is None for job in self)

@@ -114,6 +114,10 @@ class PixelCache:
         """Of a segment: bytes of the slabs in use."""
         return self._leased[segment] - self._idle_bytes[segment]
 
+    def has_idle(self, segment: str) -> bool:
+        """Whether a segment has slabs that are kept though nobody uses them."""
+        return self._idle_bytes[segment] > 0
+
     @property
     def num_used(self) -> int:
         """Slabs in use."""

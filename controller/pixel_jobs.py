@@ -87,7 +87,8 @@ class PixelJob:
     url: str  # "": `data` was there from the start
     salt: str  # of the requests that may share it
     data: memoryview | None  # the file; a fetched one comes with its shape
-    content: bytes  # equal for equal pictures that may be shared; b"": not known, and shared with nobody
+    content: bytes  # equal for equal pictures that may be shared; b"": not known, and shared with nobody. Of its URL
+    # until it is fetched
     asked_at: float
     state: JobState
     epoch: int = 1  # grows each time it is taken from a vision worker

@@ -19,10 +19,12 @@ class Post:
         self._hub = hub
         self._undelivered: dict[str, None] = {}  # in the order of their first message that was not taken
 
-    def send(self, peer: str, message: Message, attachments: Sequence[memoryview] = ()) -> None:
-        """Sends a message."""
-        if not self._hub.send(peer, message, attachments):
+    def send(self, peer: str, message: Message, attachments: Sequence[memoryview] = ()) -> bool:
+        """Sends a message; whether the peer takes it."""
+        is_taken = self._hub.send(peer, message, attachments)
+        if not is_taken:
             self._undelivered[peer] = None
+        return is_taken
 
     def send_frame(self, peers: Iterable[str], frame: bytes) -> None:
         """Sends one encoded message to several peers."""

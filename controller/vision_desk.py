@@ -84,7 +84,8 @@ class VisionDesk:
         for effect in effects:
             match effect:
                 case does.Send():
-                    self._post.send(effect.peer, effect.message, effect.attachments)
+                    if not self._post.send(effect.peer, effect.message, effect.attachments):
+                        self._images.undelivered(effect.peer, effect.message)
                 case does.ShapeKnown():
                     self._tell_shape(effect)
                 case does.PixelsReady():

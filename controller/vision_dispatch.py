@@ -66,26 +66,29 @@ class VisionDispatch:
         return [Send(peer.name, msg.Cancel(*job.key))] if is_sent else []
 
     def move(self, job: PixelJob, now: float) -> list[Effect]:
-        """Gives a job that waits for room to an idle worker that has it; once, for its room may be in pieces."""
+        """Gives a job that waits for room to a worker that has it; once, for its room may be in pieces.
+
+        Also to one that has others in hand: amid many requests no worker is idle for long.
+        """
         peer = self.peers.get(job.worker)
         assert peer is not None, job.name
-        idle = [other for other in self.peers if not other.jobs and other.may_take(job)]
-        roomy = [o for o in idle if o.segment_bytes - self._cache.used_bytes(o.segment) >= peer.room_wanted]
+        able = [other for other in self.peers if other.can_take(job)]
+        roomy = [o.name for o in able if o.segment_bytes - self._cache.used_bytes(o.segment) >= peer.room_wanted]
         if job.was_moved or not roomy:
             return []
         cancel = Send(peer.name, msg.Cancel(*job.key))
         peer.cancel(job)
         self.jobs.put_back(job)
         job.was_moved = True
-        return [cancel, self._give(job, roomy[0], now), *self.advance(now)]
+        return [cancel, self._give(job, self.peers[min(roomy, key=self._work_at)], now), *self.advance(now)]
 
     # --- what vision workers say ----------------------------------------------------------------------------------
 
-    def credit(self, name: str, jobs: int) -> None:
+    def credit(self, name: str, jobs: int, now: float) -> None:
         """The worker can take `jobs` more. Ignored for workers that are unknown or draining."""
         peer = self.peers.get(name)
         if peer is not None and not peer.is_draining and jobs > 0:
-            peer.credit(jobs)
+            peer.credit(jobs, now)
 
     def fetched(self, name: str, key: JobKey) -> PixelJob | None:
         """The job whose file a worker sends, or why not; None when its word is stale."""
@@ -132,7 +135,7 @@ class VisionDispatch:
             job.blamed += 1
         jobs = peer.held()
         for job in jobs:
-            job.witnessed += job.state is not JobState.FETCHING
+            job.witnessed += job.state is not JobState.FETCHING and job.key not in peer.undelivered
             self.jobs.put_back(job)
         return [job for job in jobs if self._is_given_up(job)]
 
@@ -159,10 +162,11 @@ class VisionDispatch:
 
     def load(self, now: float) -> msg.VisionLoad:
         """How long a picture that came now would wait."""
-        left_s = sum(self._seconds(job) for job in self.jobs)
+        usual = self._forecast.pixels_usual
+        left_s = self._forecast.seconds_of(job.pixels or usual for job in self.jobs)
         for peer in self.peers:
             if peer.oldest is not None:
-                left_s -= min(max(now - peer.progress_at, 0.0), self._seconds(peer.oldest))
+                left_s -= min(max(now - peer.progress_at, 0.0), self._forecast.seconds(peer.oldest.pixels))
         in_hand, workers = self.num_in_hand, len(self.peers.takers())
         return msg.VisionLoad(len(self.jobs) - in_hand, in_hand, workers, max(left_s, 0.0) / max(workers, 1))
 
@@ -227,9 +231,6 @@ class VisionDispatch:
         self.jobs.start(job, peer.name, now)
         peer.give(job, now)
         return Send(peer.name, msg.Job(*job.key), (job.data,))
-
-    def _seconds(self, job: PixelJob) -> float:
-        return self._forecast.seconds(job.pixels or self._forecast.pixels_usual)
 
 
 def _is_suspect(job: PixelJob) -> bool:

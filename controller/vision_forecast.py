@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _KEPT = 0.95  # of the weight of all measurements, with each new one: the last twenty decide
 
 # What is believed before anything was measured: (weight, pixels, seconds). A measurement has the weight 1.
@@ -34,6 +36,11 @@ class Forecast:
         """For a picture of this size."""
         overhead, rate = self._line()
         return overhead + rate * pixels
+
+    def seconds_of(self, pixels: Iterable[float]) -> float:
+        """For pictures of these sizes, one after the other."""
+        overhead, rate = self._line()
+        return sum(overhead + rate * each for each in pixels)
 
     @property
     def pixels_usual(self) -> float:

@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from airside.controller.arena_deadlock import deadlocked
 from airside.controller.pixel_cache import PixelCache, Slab
-from airside.controller.pixel_jobs import Image, JobKey, JobState, KnownShape, PixelJob
+from airside.controller.pixel_jobs import Image, JobKey, KnownShape, PixelJob
 from airside.controller.step_reads import StepReads
 from airside.controller.vision_dispatch import VisionDispatch, VisionLimits
 from airside.controller.vision_effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
@@ -126,7 +127,7 @@ class VisionLedger:
 
     def credit(self, name: str, jobs: int, now: float) -> list[Effect]:
         """The worker can take `jobs` more. Ignored for workers that are unknown or draining."""
-        self._dispatch.credit(name, jobs)
+        self._dispatch.credit(name, jobs, now)
         return self._dispatch.advance(now)
 
     def drain(self, name: str) -> list[Effect]:
@@ -136,6 +137,12 @@ class VisionLedger:
             return []
         peer.drain()
         return [Send(name, msg.Drain()), *self._release(self._cache.close(peer.segment))]
+
+    def undelivered(self, name: str, message: msg.Message) -> None:
+        """The worker did not take this message, and is about to be lost."""
+        peer = self._peers.get(name)
+        if peer is not None and isinstance(message, msg.Probe | msg.Job):
+            peer.undelivered.add((message.seq_id, message.image_index, message.epoch))
 
     def lose(self, name: str, now: float) -> list[Effect]:
         """The worker is gone. Its jobs go to others; its segment stays as long as a live sequence needs it."""
@@ -166,7 +173,9 @@ class VisionLedger:
             return []
         peer.room_wanted, peer.progress_at = num_bytes, now
         freed = self._release(self._cache.make_room(peer.segment, num_bytes))
-        return freed or self._dispatch.move(peer.oldest, now) or self._break_deadlock(peer, peer.oldest, now)
+        effects = freed or self._dispatch.move(peer.oldest, now) or self._break_deadlock(peer, peer.oldest, now)
+        peer.was_helped = bool(freed)
+        return effects
 
     # --- what vision workers say ----------------------------------------------------------------------------------
 
@@ -233,12 +242,12 @@ class VisionLedger:
 
     def knows(self, seq_id: int) -> bool:
         """Whether a sequence of this id has images here, or has left a job behind that others wait for."""
-        return seq_id in self._sequences or any(job.name[0] == seq_id for job in self._jobs)
+        return seq_id in self._sequences or self._jobs.is_named_after(seq_id)
 
     def refusal(self, files: Sequence[ImageFile], salt: str = "") -> tuple[str, str] | None:
         """Code and detail, as in `Rejected`, of why these files cannot wait here now."""
         new = {_salted(file.hash, salt) or b"%d" % index: file.data.nbytes for index, file in enumerate(files)}
-        wanted = sum(size for content, size in new.items() if self._jobs.find(content) is None)
+        wanted = sum(size for content, size in new.items() if not self._is_known(content))
         taken, most = self._dispatch.bytes_claimed, self._limits.bytes_max
         if wanted > most:
             return "invalid", (
@@ -299,14 +308,21 @@ class VisionLedger:
 
     # --- images and their jobs ------------------------------------------------------------------------------------
 
+    def _is_known(self, content: bytes) -> bool:
+        """Whether pixels with this content are there, or under way."""
+        return self._cache.find(content) is not None or self._jobs.find(content) is not None
+
     def _settle(self, image: Image, file: ImageFile, salt: str) -> list[Effect]:
         """Where a new image gets its pixels from: a slab, a job that is there, or one of its own."""
-        slab, job = self._cache.find(image.hash), self._jobs.find(image.hash)
+        content = _of_url(file.url, salt) if file.url else image.hash
+        slab, job = self._cache.find(content), self._jobs.find(content)
         if slab is not None or job is not None:
             return self._share_one(image, slab, job)
         self._num_misses += not file.url  # else it is not known yet
         image.job = PixelJob.of(image, file.url, file.data, salt)
         self._jobs.open(image.job)
+        if file.url:
+            self._jobs.share(image.job, content)
         return []
 
     def _share(self, job: PixelJob, content_hash: bytes) -> list[Effect]:
@@ -323,7 +339,7 @@ class VisionLedger:
 
     def _share_one(self, image: Image, slab: Slab | None, job: PixelJob | None, fetch_s: float = 0.0) -> list[Effect]:
         """Equal pixels are there, or under way."""
-        self._num_hits += 1
+        self._num_hits += not image.is_hit
         image.is_hit = True
         if slab is not None:
             return [_shape_known(image, slab.shape), self._make_ready(image, slab, msg.ImageStages(fetch_s=fetch_s))]
@@ -367,6 +383,7 @@ class VisionLedger:
             segment = slab.ref.segment
             owner = self._peers.owner_of(segment)
             if owner is not None:
+                owner.was_helped = True
                 effects.append(Send(owner.name, msg.Release(slab.ref.slab)))
             elif segment in self._orphans and not self._cache.is_leased(segment):
                 del self._orphans[segment]
@@ -374,15 +391,11 @@ class VisionLedger:
         return effects
 
     def _break_deadlock(self, peer: VisionPeer, job: PixelJob, now: float) -> list[Effect]:
-        """Fails one sequence when all that hold room wait for more of it, and nobody works on anything else."""
-        if any(other.jobs and not other.room_wanted for other in self._peers) or not self._peers.takers():
+        """Fails one sequence when all that hold room in this worker's segment wait for more, here or elsewhere."""
+        read = {slab.ref.segment for _, slab in self._held}
+        idle = {other.segment for other in self._peers if self._cache.has_idle(other.segment)}
+        if peer not in deadlocked(list(self._peers), self._sequences.values(), read | idle):
             return []
-        if any(slab.ref.segment == peer.segment for _, slab in self._held):
-            return []
-        holders = [seq_id for seq_id in self._sequences if self._bytes_held(seq_id, peer.segment)]
-        if not holders or not all(self._is_stalled(seq_id) for seq_id in holders):
-            return []
-        victim, why = holders[-1], "the vision worker has no room for it: others wait for room as well (vision.arena)"
         first = job.images[0].key[0]
         if self._bytes_held(first, peer.segment) + peer.room_wanted > peer.segment_bytes:
             victim, why = (
@@ -392,21 +405,15 @@ class VisionLedger:
                     "(vision.arena); send fewer or smaller ones"
                 ),
             )
+        else:
+            victim = [seq_id for seq_id in self._sequences if self._bytes_held(seq_id, peer.segment)][-1]
+            why = "the vision worker has no room for it: others wait for room as well (vision.arena)"
         image = next(image for image in self._sequences[victim] if image.job is not None)
         return [*self._leave(image), _failed(image, why), *self._dispatch.advance(now)]
 
     def _bytes_held(self, seq_id: int, segment: str) -> int:
         slabs = {image.slab for image in self._sequences[seq_id] if image.slab is not None}
         return sum(slab.ref.num_bytes for slab in slabs if slab.ref.segment == segment)
-
-    def _is_stalled(self, seq_id: int) -> bool:
-        """Whether one of its pictures goes on only when there is room. A sequence that has failed is about to end.
-
-        Those that nobody was asked about are among them: they wait for a worker that is free.
-        """
-        images = self._sequences[seq_id]
-        waits = any(image.job and image.job.state not in (JobState.FETCHING, JobState.PROBING) for image in images)
-        return waits and all(image.job or image.slab for image in images)
 
     def check(self) -> None:
         """Asserts every invariant."""
@@ -457,8 +464,16 @@ def _salted(content: bytes, salt: str) -> bytes:
     if not content or not salt:
         return content
     return hashlib.blake2b(
-        content, key=hashlib.blake2b(salt.encode(), digest_size=32).digest(), digest_size=16
+        content, key=hashlib.blake2b(salt.encode(), digest_size=32).digest(), digest_size=HASH_BYTES
     ).digest()
+
+
+def _of_url(url: str, salt: str) -> bytes:
+    """By what a file is found while it is fetched, so that the continuations of a request fetch it once.
+
+    Longer than a content, of which no file can therefore have it.
+    """
+    return b"url" + _salted(hashlib.blake2b(url.encode(), digest_size=HASH_BYTES).digest(), salt)
 
 
 def _in_words(count: int) -> str:

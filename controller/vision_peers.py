@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airside.controller.pixel_jobs import JobKey, JobState, PixelJob
@@ -38,11 +38,12 @@ class VisionPeer:
     # Headers it was asked for, in that order; also those that nobody wants any more, since it looks into them still.
     probes: dict[JobKey, PixelJob] = field(default_factory=dict)
     fetches: dict[JobKey, PixelJob] = field(default_factory=dict)  # files it was asked for
+    undelivered: set[JobKey] = field(default_factory=set)  # of all these, what it did not take: it is gone
     jobs_done: int = 0
-    # When it last had nothing to do before it got a job, or told of the end of one, or that one waits for room. Not
-    # when a credit came: that of a job which was cancelled before its turn comes from a loop whose thread may hang.
+    # When it last had nothing to do before it got a job, or told of the end of one, or that one waits for room.
     progress_at: float = 0.0
     room_wanted: int = 0  # bytes that the oldest job waits for; 0: it does not
+    was_helped: bool = False  # it got room, or its oldest job was taken from it, since it last said that it waits
     settled: deque[JobKey] = field(default_factory=lambda: deque(maxlen=SETTLED_MAX))  # whose pixels were seen to
 
     @property
@@ -66,19 +67,21 @@ class VisionPeer:
         return sum(job.pixels for job in self.jobs.values())
 
     def may_take(self, job: PixelJob) -> bool:
+        """Whether it can be given this job now, and is done with all that it has in hand soon."""
+        return self.can_take(job) and (not self.jobs or self.pixels_in_hand + job.pixels <= WINDOW_PIXELS)
+
+    def can_take(self, job: PixelJob) -> bool:
         """Whether it can be given this job now.
 
         A suspect is tried alone: its neighbours would be lost with it once more, and if it is to blame must be certain.
         """
         if self.is_draining or not self.credits or self.room_wanted or self._has_suspect:
             return False
-        if job.is_suspect:
-            return not self.num_busy and not self.probes
-        return not self.jobs or self.pixels_in_hand + job.pixels <= WINDOW_PIXELS
+        return not job.is_suspect or not (self.num_busy or self.probes)
 
     def give(self, job: PixelJob, now: float) -> None:
-        """It has the job. `may_take` must be true."""
-        assert self.may_take(job), job.name
+        """It has the job. `can_take` must be true."""
+        assert self.can_take(job), job.name
         if not self.num_busy:
             self.progress_at = now
         self.jobs[job.key] = job
@@ -99,16 +102,19 @@ class VisionPeer:
         self.fetches.pop(job.key, None)
 
     def _drop(self, job: PixelJob) -> None:
-        if self.oldest is job:
-            self.room_wanted = 0
+        if self.oldest is job and self.room_wanted:
+            self.room_wanted, self.was_helped = 0, True
         del self.jobs[job.key]
 
-    def credit(self, jobs: int) -> None:
-        """It can take so many more: some to begin with, then one for each that has ended or was dropped."""
+    def credit(self, jobs: int, now: float) -> None:
+        """It can take so many more: some to begin with, then one for each that ended, or was dropped, in its turn."""
         self.credits += jobs
         ended = min(jobs, self.uncredited)
         self.uncredited -= ended
-        self.cancelled = max(self.cancelled - (jobs - ended), 0)
+        dropped = min(jobs - ended, self.cancelled)
+        if dropped:
+            self.cancelled -= dropped
+            self.progress_at = now
 
     def drain(self) -> None:
         """It is asked to leave."""
@@ -155,9 +161,14 @@ class VisionPeer:
         tried alone next.
         """
         overdue = [job for job in self.overdue(now, job_s, fetch_s) if not self.cancelled or job.key not in self.jobs]
-        at_work = [*self.at_work[:1], *list(self.probes.values())[:1]]
+        jobs, probes = self._delivered(self.at_work), self._delivered(self.probes.values())
+        at_work = [*jobs[:1], *probes[:1]]
         blamed = overdue or (at_work if len(at_work) == 1 and not self.cancelled else [])
         return [job for job in blamed if job.state is not JobState.OVER]
+
+    def _delivered(self, jobs: Iterable[PixelJob]) -> list[PixelJob]:
+        """Those that it may have seen. One that is gone and had nothing to do gets a job before anybody knows."""
+        return [job for job in jobs if job.key not in self.undelivered]
 
     @property
     def state(self) -> str:

@@ -38,6 +38,11 @@ class Picture:
     is_wanted: bool = True
     prepared: Prepared | None = None
 
+    def drop(self) -> None:
+        """Nobody wants it any more. What it takes of memory goes as soon as the thread has no hand in it."""
+        self.is_wanted = False
+        self.data = b""
+
 
 class Preparation:
     """Prepares pictures in the order they were started.
@@ -58,11 +63,9 @@ class Preparation:
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
         self._thread.start()
 
-    def start(self, data: bytes) -> Picture:
+    def start(self, picture: Picture) -> None:
         """Begins with a picture's file once those before it are done, and returns at once."""
-        picture = Picture(data)
         self._started.put(picture)
-        return picture
 
     def take(self) -> list[Picture]:
         """The pictures that were done since the last call, in the order they were started."""
@@ -80,11 +83,19 @@ class Preparation:
             os.close(self.wake_fd)
 
     def _run(self) -> None:
-        while (picture := self._started.get()) is not None:
-            picture.prepared = self._prepare(picture)
-            picture.data = b""
-            self._done.append(picture)
-            os.eventfd_write(self.wake_fd, 1)
+        while self._prepare_next():
+            pass
+
+    def _prepare_next(self) -> bool:
+        """False: there is to be no next one. Holds on to no picture while it waits for one."""
+        picture = self._started.get()
+        if picture is None:
+            return False
+        picture.prepared = self._prepare(picture)
+        picture.data = b""
+        self._done.append(picture)
+        os.eventfd_write(self.wake_fd, 1)
+        return True
 
     def _prepare(self, picture: Picture) -> Prepared:
         """Looks between the two halves whether anybody still wants the picture: each may take long."""

@@ -62,8 +62,7 @@ class _InHand:
     """A job from its message to its credit."""
 
     job: Job
-    data: bytes
-    picture: Picture | None = None  # set once the thread has it
+    picture: Picture
 
     @property
     def key(self) -> Key:
@@ -74,7 +73,8 @@ class VisionWorker:
     """The loop. It owns the socket and the arena; pixels are made in the `Preparation`'s thread.
 
     A job is queued, then started, then done, in the order of the messages: it ends with one `Credit`, after `Pixels`,
-    after `ImageFailed`, or, when it was cancelled, after nothing. A draining worker gives no more credit.
+    after `ImageFailed`, or, when it was cancelled, after nothing. That comes in its turn, so that each credit says that
+    the thread goes on. A draining worker gives no more credit.
 
     Args:
         fetcher: for pictures that are named by URL. It answers each in bounded time.
@@ -143,7 +143,7 @@ class VisionWorker:
             case Probe() as asked:
                 self._fetcher.start((asked.seq_id, asked.image_index, asked.epoch), asked.url)
             case Job() as job:
-                self._queue.append(_InHand(job, b"".join(envelope.attachments)))
+                self._queue.append(_InHand(job, Picture(b"".join(envelope.attachments))))
             case Cancel() as cancel:
                 self._cancel(cancel)
             case Release(slab=slab) if self._arena.holds(slab):
@@ -192,18 +192,14 @@ class VisionWorker:
     def _cancel(self, cancel: Cancel) -> None:
         key = (cancel.seq_id, cancel.image_index, cancel.epoch)
         self._fetcher.cancel(key)
-        for started in self._started:
-            if started.key == key and started.picture is not None:
-                started.picture.is_wanted = False
-        for queued in [hand for hand in self._queue if hand.key == key]:
-            self._queue.remove(queued)
-            self._finish(None)
+        for hand in (*self._started, *self._queue):
+            if hand.key == key:
+                hand.picture.drop()
 
     def _start_next(self) -> None:
         while self._queue and len(self._started) < _AHEAD:
             hand = self._queue.popleft()
-            hand.picture = self._preparation.start(hand.data)
-            hand.data = b""
+            self._preparation.start(hand.picture)
             self._started.append(hand)
 
     def _settle(self) -> None:
@@ -211,13 +207,13 @@ class VisionWorker:
         self._preparation.take()
         self._waits_for_room = False
         for hand in list(self._started):
-            if hand.picture is None or hand.picture.prepared is None:
+            if hand.picture.prepared is None:
                 return
-            self._settle_one(hand, hand.picture, hand.picture.prepared)
+            self._settle_one(hand, hand.picture.prepared)
 
-    def _settle_one(self, hand: _InHand, picture: Picture, prepared: Prepared) -> None:
+    def _settle_one(self, hand: _InHand, prepared: Prepared) -> None:
         outcome = prepared.outcome
-        if outcome is None or not picture.is_wanted:
+        if outcome is None or not hand.picture.is_wanted:
             self._conclude(hand, None)
         elif isinstance(outcome, ImageError):
             self._refuse(hand.key, outcome)

@@ -90,6 +90,15 @@ class SlidingWindowConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureTokens:
+    """How pictures stand in a prompt, and how their tokens are computed, where image tokens alone do not say it."""
+
+    mark_id: int | None = None  # stands for a picture in a prompt; None: the image token does
+    mark_text: tuple[str, str] = ("", "")  # what a prompt's text gets before and after each mark
+    num_atomic: int = 0  # tokens of a picture, that attend to one another; 0: attention is causal
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A model's shape. The text fields describe the decoder, whatever the family calls it."""
 
@@ -113,6 +122,7 @@ class ModelConfig:
     qk_norm: bool = False  # each head's query and key are normalised before they are rotated
     num_draft_layers: int = 0  # 1: there is a draft head, and it is to be used
     image_token_id: int | None = None  # None: a text model
+    pictures: PictureTokens = PictureTokens()
     vision: VisionConfig | None = None
     short_conv: ShortConvConfig | None = None
     engram: EngramConfig | None = None
@@ -120,14 +130,11 @@ class ModelConfig:
     sliding: SlidingWindowConfig | None = None
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
     zero_centred_norms: bool = False  # as in ops.rms_norm
-    image_mark_id: int | None = None  # stands for a picture in a prompt; None: the image token does
-    image_mark_text: tuple[str, str] = ("", "")  # what a prompt's text gets before and after each mark
-    atomic_image_tokens: int = 0  # of a picture, that attend to one another; 0: attention is causal
 
     @property
     def picture_ids(self) -> tuple[int, ...]:
         """Tokens that stand for pictures, in prompts or in the model: it never makes them itself."""
-        ids = (self.image_token_id, self.image_mark_id)
+        ids = (self.image_token_id, self.pictures.mark_id)
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property

@@ -118,7 +118,7 @@ class ModelRunner:
         )
         if self._axis_positions is not None and plan.images:
             batch = self._axis_positions.placed(plan, batch)
-        if self._config.atomic_image_tokens and plan.images:
+        if self._config.pictures.num_atomic and plan.images:
             assert self._config.image_token_id is not None
             batch = with_sights(batch, plan.images, self._config.image_token_id)
         final = self._model.forward(self._embed(plan, batch.token_ids), batch, self._cache)

@@ -34,7 +34,9 @@ class ImageSources:
 
 
 def read_images(images: Sequence[pb.Image], fields: Sequence[str], limits: ImageLimits) -> ImageSources:
-    """Where each picture comes from, data URIs decoded. May take a tenth of a second, and some seconds where all is percent-encoded.
+    """Where each picture comes from, data URIs decoded.
+
+    May take a tenth of a second, and some seconds where all is percent-encoded.
 
     Args:
         images: of one request.

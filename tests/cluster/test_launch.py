@@ -9,7 +9,7 @@ import pytest
 
 from airside.cluster.config.schema import Config
 from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Run
-from airside.workers.model_config import ModelConfig, RopeConfig, ShortConvConfig
+from airside.workers.model_config import ModelConfig, PictureTokens, RopeConfig, ShortConvConfig
 
 RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
 LAPTOP = Machine(node="here", num_cores=2, num_gpus=0)
@@ -181,7 +181,7 @@ def test_gateways_are_told_what_requests_may_ask_for() -> None:
 
 
 def test_pictures_that_come_whole_must_fit_a_step() -> None:
-    facts = {"image_token_id": 5, "image_mark_id": 6, "image_mark_text": ("\n", "\n\n"), "atomic_image_tokens": 256}
+    facts = {"image_token_id": 5, "pictures": PictureTokens(6, ("\n", "\n\n"), 256)}
     made = plan({"engine": {"max_num_batched_tokens": 256}}, **facts)
     assert (made.controller().image_mark_id, made.controller().atomic_images) == (6, True)
     [gateway] = made.gateways()

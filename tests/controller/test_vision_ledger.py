@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from airside.controller.vision_dispatch import VisionLimits
@@ -158,6 +160,28 @@ def test_a_picture_that_was_fetched_is_known_by_its_content() -> None:
     assert (ready.is_cached, ready.stages.fetch_s) == (True, 0.5)
 
 
+def test_the_continuations_of_a_request_fetch_a_picture_once() -> None:
+    ledger = ledger_with(("v0", 4))
+    there = ImageFile(memoryview(b""), "http://t/7")
+    assert probes(ledger.add(1, [there], NOW)) == [("v0", (1, 0, 1))]
+    assert ledger.add(2, [there, there], NOW) == []
+    assert probes(ledger.add(3, [there], NOW, "salt")) == [("v0", (3, 0, 1))]  # for its own kind
+    ledger.fetched("v0", Fetched(1, 0, 1, b"h" * 16, 0.5), [memoryview(b"file")], NOW)
+    told = of(ShapeKnown, ledger.shape("v0", shape(1, 0), NOW))
+    assert [(known.seq_id, known.image_index, known.content_hash) for known in told] == [
+        (1, 0, b"h" * 16),
+        (2, 0, b"h" * 16),
+        (2, 1, b"h" * 16),
+    ]
+    assert probes(ledger.add(4, [there], NOW)) == [("v0", (4, 0, 1))]  # by now it may be another picture
+    ready = of(PixelsReady, done(ledger, "v0", 1, 0, 1))
+    assert [(r.seq_id, r.is_cached) for r in ready] == [(1, False), (2, True), (2, True)]
+    assert (ledger.num_hits, ledger.num_misses) == (2, 1)
+    ledger.fetched("v0", Fetched(4, 0, 1, b"h" * 16, 0.5), [memoryview(b"file")], NOW)
+    assert (ledger.num_hits, ledger.num_misses) == (3, 1)
+    ledger.check()
+
+
 def test_a_fetched_file_is_probed_like_any_other() -> None:
     ledger = ledger_with(("v0", 4))
     ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
@@ -210,6 +234,43 @@ def test_files_that_wait_are_bounded() -> None:
     code, detail = ledger.refusal([known(2, size=21)]) or ("", "")
     assert (code, "21 bytes together, at most 20" in detail) == ("invalid", True)
     assert ledger.refusal([]) is None
+
+
+def test_a_picture_whose_pixels_are_there_takes_no_room_among_files() -> None:
+    ledger = ledger_with(("v0", 1), limits=VisionLimits(bytes_max=20, cache_bytes=100))
+    add(ledger, 1, known(1))
+    done(ledger, "v0", 1, 0, 1)
+    add(ledger, 2, known(2, size=20))
+    assert ledger.refusal([known(1)]) is None
+    assert ledger.refusal([known(3)]) is not None
+
+
+class File(bytearray):
+    """Bytes that a weak reference can point at."""
+
+
+@pytest.mark.parametrize("until", ["asked for", "probed", "queued", "in hand", "fetched"])
+def test_the_end_of_a_sequence_lets_go_of_its_files_at_once(until: str) -> None:
+    """Not when a worker is done with them, or time has passed: the file of an aborted picture is memory of nobody's."""
+    credits = {"in hand": 2, "queued": 1}.get(until, 0)
+    ledger = ledger_with(*([] if until == "asked for" else [("v0", credits)]))
+    if until == "queued":
+        add(ledger, 9, *files(1))
+    file = File(b"picture")
+    kept = weakref.ref(file)
+    if until == "fetched":
+        ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
+        ledger.fetched("v0", Fetched(1, 0, 1, b"h" * 16, 0.5), [memoryview(file)], NOW)
+    else:
+        ledger.add(1, [ImageFile(memoryview(file))], NOW)
+    if until in ("queued", "in hand"):
+        ledger.shape("v0", shape(1, 0), NOW)
+    del file
+    assert kept() is not None
+    assert ledger.bytes_waiting >= 7
+    ledger.end(1, NOW)
+    assert kept() is None
+    assert ledger.bytes_waiting == (7 if until == "queued" else 0)
 
 
 def test_a_fetched_file_must_say_what_it_is() -> None:

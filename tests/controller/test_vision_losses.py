@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
+from typing import cast
+
 import pytest
 
-from airside.controller.vision_dispatch import VisionLimits
+from airside.controller.engine_host import EngineHost
+from airside.controller.front_desk import FrontDesk
+from airside.controller.post import Post
+from airside.controller.vision_desk import VisionDesk
+from airside.controller.vision_dispatch import WITNESSED_MAX, VisionLimits
 from airside.controller.vision_effects import PixelsReady, SegmentUnused, Send, VisionFailed
-from airside.controller.vision_ledger import ImageFile
+from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.proto.channel import Hub
 from airside.proto.messages import (
     Cancel,
     Drain,
+    Fetched,
     ImageFailed,
+    Job,
     Pixels,
     PixelsRef,
     Release,
 )
 from tests.controller.ledger_script import (
     ARENA_BYTES,
+    LARGE,
     NOW,
     add,
     done,
@@ -64,6 +75,42 @@ def test_an_image_that_killed_three_workers_fails() -> None:
     assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: three died on it")]
 
 
+def test_what_a_lost_worker_did_not_take_is_not_to_blame() -> None:
+    """One that was gone already gets pictures until a first one does not reach it."""
+    ledger = ledger_with(("v0", 2), ("v1", 2), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(4))  # two jobs for each
+    for index in (1, 3):
+        ledger.undelivered("v1", Job(1, index, 1))
+    effects = ledger.lose("v1", NOW)
+    assert of(VisionFailed, effects) == []
+    assert probes(ledger.add(2, files(1), NOW)) == [("v0", (2, 0, 1))]  # nobody is suspected, and kept apart
+    ledger.undelivered("v0", Job(1, 2, 1))
+    effects = ledger.lose("v0", NOW)
+    assert of(VisionFailed, effects) == []  # it may have been sequence 2's header as well
+    ledger.check()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_pictures_for_workers_that_are_gone_are_not_lost_with_them(is_known: bool) -> None:
+    ledger = VisionLedger(VisionLimits(attempts_max=1))
+    with tempfile.TemporaryDirectory(prefix="vtest-") as folder, Hub(f"ipc://{folder}/bus") as hub:
+        desk = VisionDesk(ledger, cast(EngineHost, None), cast(FrontDesk, None), Post(hub))
+        for number in range(20):
+            desk.perform(ledger.join(f"v{number}", f"airside-t-v{number}", ARENA_BYTES, NOW))  # nobody is on the bus
+            desk.perform(ledger.credit(f"v{number}", 4, NOW))
+        effects = ledger.add(1, files(1), NOW)
+        if is_known:
+            [(worker, key)] = probes(effects)
+            effects = [effect for effect in ledger.shape(worker, shape(*key), NOW) if isinstance(effect, Send)]
+        desk.perform(effects)
+        for number in range(20):
+            lost = ledger.lose(f"v{number}", NOW)
+            assert not of(VisionFailed, lost)
+            desk.perform([effect for effect in lost if isinstance(effect, Send)])
+    ledger.check()
+    assert ledger.num_queued == 1
+
+
 def test_a_header_that_kills_three_workers_fails() -> None:
     ledger = ledger_with(("v0", 1), ("v1", 1), ("v2", 1), ("v3", 1))
     assert probes(ledger.add(1, files(1), NOW)) == [("v0", (1, 0, 1))]
@@ -86,8 +133,10 @@ def test_nobody_is_blamed_when_it_may_have_been_a_job_that_was_cancelled() -> No
 def test_a_fetch_is_never_blamed() -> None:
     ledger = ledger_with(("v0", 1), limits=VisionLimits(attempts_max=1))
     ledger.add(1, [ImageFile(memoryview(b""), "http://t/7")], NOW)
-    effects = ledger.lose("v0", NOW) + ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW)
-    assert probes(effects) == [("v1", (1, 0, 2))]
+    for number in range(1, 2 + WITNESSED_MAX):
+        name = f"v{number}"
+        effects = ledger.lose(f"v{number - 1}", NOW) + ledger.join(name, f"airside-t-{name}", ARENA_BYTES, NOW)
+        assert probes(effects) == [(name, (1, 0, 1 + number))]
 
 
 def test_stale_messages_are_harmless_and_a_stale_slab_goes_straight_back() -> None:
@@ -237,13 +286,17 @@ def test_a_worker_that_hangs_on_a_cancelled_job_is_stuck_too() -> None:
     assert ledger.stuck(NOW + 22) == []
 
 
-def test_credits_of_jobs_cancelled_before_their_turn_are_no_sign_of_progress() -> None:
+def test_the_credit_of_a_cancelled_job_is_a_sign_of_progress() -> None:
+    """Else a worker whose pictures are all given up on would count as stuck, and the last of them as the reason."""
     ledger = ledger_with(("v0", 4))
     add(ledger, 1, *files(1))
-    add(ledger, 2, *files(1))
-    ledger.end(2, NOW + 15)
-    ledger.credit("v0", 1, NOW + 15)
-    assert ledger.stuck(NOW + 21) == ["v0"]
+    for seq_id in (1, 2, 3):
+        later = NOW + 15 * seq_id
+        add(ledger, seq_id + 1, *files(1), now=later)
+        ledger.end(seq_id, later)
+        ledger.credit("v0", 1, later)
+        assert ledger.stuck(later + 19) == []
+    assert ledger.stuck(later + 21) == ["v0"]
 
 
 def test_a_worker_that_waits_for_room_is_not_stuck() -> None:
@@ -292,3 +345,77 @@ def test_requests_that_wait_for_one_another_s_room_do_not_wait_for_ever() -> Non
     assert ledger.arena_full("v0", 400, NOW) == []  # one is enough
     assert Send("v0", Release(512)) in ledger.end(2, NOW)
     ledger.check()
+
+
+def test_room_is_looked_for_also_on_a_worker_that_is_busy() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    add(ledger, 1, *files(1))
+    done(ledger, "v0", 1, 0, 1, num_bytes=960)
+    add(ledger, 2, *files(1), size=LARGE)
+    ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW)
+    ledger.credit("v1", 4, NOW)
+    assert jobs(add(ledger, 3, *files(1))) == [("v1", (3, 0, 1))]
+    assert jobs(ledger.arena_full("v0", 64, NOW)) == [("v1", (2, 0, 2))]
+    ledger.check()
+
+
+def test_nobody_fails_for_room_that_others_are_about_to_give_back() -> None:
+    """Sequence 3 waits for room that 1 holds, and 1 for room that 2 holds, which waits for nothing."""
+    ledger = ledger_with(("v0", 4), ("v1", 4), limits=VisionLimits())
+    add(ledger, 2, *files(1))
+    done(ledger, "v0", 2, 0, 1, num_bytes=900)
+    assert jobs(add(ledger, 1, *files(2))) == [("v1", (1, 0, 1)), ("v0", (1, 1, 1))]
+    done(ledger, "v1", 1, 0, 1, num_bytes=900)
+    assert ledger.arena_full("v0", 200, NOW) == []
+    assert jobs(add(ledger, 3, *files(1))) == [("v1", (3, 0, 1))]
+    assert ledger.arena_full("v1", 200, NOW) == []
+    assert ledger.end(2, NOW) == [Send("v0", Release(0))]
+
+
+def test_work_on_other_pictures_hides_no_deadlock() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    add(ledger, 1, *files(2))
+    done(ledger, "v0", 1, 0, 1, num_bytes=600)
+    ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW)
+    ledger.credit("v1", 4, NOW)
+    add(ledger, 2, *files(1))
+    done(ledger, "v1", 2, 0, 1, num_bytes=900)
+    assert jobs(add(ledger, 3, *files(1))) == [("v1", (3, 0, 1))]
+    assert [failed.seq_id for failed in of(VisionFailed, ledger.arena_full("v0", 600, NOW))] == [1]
+
+
+def test_a_worker_that_was_given_room_since_it_asked_for_it_is_asked_again() -> None:
+    """What it says had been sent before the room came."""
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    for seq_id, count in ((1, 2), (2, 1)):
+        add(ledger, seq_id, *files(count))
+        done(ledger, "v0", seq_id, 0, 1, slab=512 * seq_id - 512, num_bytes=480)
+    assert ledger.arena_full("v0", 600, NOW) == []
+    assert ledger.end(2, NOW) == [Send("v0", Release(512))]
+    assert ledger.arena_full("v0", 600, NOW) == []
+    assert of(VisionFailed, ledger.arena_full("v0", 600, NOW))
+
+
+def test_a_worker_is_not_believed_to_wait_for_what_was_taken_from_it() -> None:
+    """What it says next may still be of that one, and not of the picture that it got since."""
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    add(ledger, 1, *files(1), ImageFile(memoryview(b""), "http://t/7"))
+    done(ledger, "v0", 1, 0, 1, num_bytes=900)
+    add(ledger, 2, *files(1))
+    assert ledger.arena_full("v0", 200, NOW) == []  # sequence 1 will end
+    ledger.fetched("v0", Fetched(1, 1, 1, b"h" * 16, 0.5), [memoryview(b"file")], NOW)
+    ledger.shape("v0", shape(1, 1), NOW)
+    assert jobs(ledger.end(2, NOW)) == [("v0", (1, 1, 1))]
+    assert ledger.arena_full("v0", 200, NOW) == []
+    assert of(VisionFailed, ledger.arena_full("v0", 200, NOW))  # it says so again
+
+
+def test_room_that_a_step_still_reads_is_about_to_come_back() -> None:
+    ledger = ledger_with(("v0", 4), limits=VisionLimits())
+    for seq_id, count in ((1, 2), (2, 1)):
+        add(ledger, seq_id, *files(count))
+        done(ledger, "v0", seq_id, 0, 1, slab=512 * seq_id - 512, num_bytes=480)
+    ledger.begin_step([2])
+    ledger.end(2, NOW)
+    assert ledger.arena_full("v0", 600, NOW) == []
+    assert ledger.close_step() == [Send("v0", Release(512))]

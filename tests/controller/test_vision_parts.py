@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airside.controller.arena_deadlock import deadlocked
 from airside.controller.job_queue import JobQueue, place, turn
 from airside.controller.pixel_cache import PixelCache, Slab
 from airside.controller.pixel_jobs import Image, JobState, KnownShape, PixelJob
@@ -115,9 +116,6 @@ def test_a_worker_takes_what_it_has_credit_and_a_window_for() -> None:
     peer.give(job(600_000), 1.0)
     assert peer.may_take(job(400_000))
     assert not peer.may_take(job(400_001))
-    suspect = job(1)
-    suspect.witnessed = 1
-    assert not peer.may_take(suspect)
     peer.room_wanted = 1
     assert not peer.may_take(job(1))
 
@@ -130,6 +128,50 @@ def test_probes_of_one_worker_are_bounded() -> None:
         peer.probes[each.key] = each
     assert not peer.may_probe(job())
     assert peer.may_fetch()
+
+
+def suspect(pixels: int | None = None) -> PixelJob:
+    made = job(pixels)
+    made.witnessed = 1
+    return made
+
+
+def test_a_suspect_is_alone_with_its_worker() -> None:
+    for tried in (suspect(1), suspect()):
+        beside = VisionPeer("v", "s", 0, credits=4)
+        ask = beside.may_take if tried.shape else beside.may_probe
+        assert ask(tried)
+        header = job()
+        beside.probes[header.key] = header
+        assert not ask(tried)  # nothing that might be to blame as well
+        del beside.probes[header.key]
+        beside.give(job(1), 0.0)
+        assert not ask(tried)
+        beside.cancel(next(iter(beside.jobs.values())))
+        assert not ask(tried)  # it may be at that one still
+        beside.credit(1, 0.0)
+        assert ask(tried)
+
+
+def test_nothing_is_given_to_a_worker_that_has_a_suspect() -> None:
+    making, reading = (VisionPeer("v", "s", 0, credits=4) for _ in range(2))
+    making.give(suspect(1), 0.0)
+    header = suspect()
+    reading.probes[header.key] = header
+    for peer in (making, reading):
+        assert not peer.may_take(job(1))
+        assert not peer.may_probe(job())
+
+
+def test_a_job_is_not_blamed_for_the_time_of_one_that_was_cancelled_before_it() -> None:
+    peer = VisionPeer("v", "s", 0, credits=4)
+    dropped, later = job(1), job(1)
+    peer.give(dropped, 0.0)
+    peer.give(later, 0.0)
+    assert peer.suspects(5.0, 1.0, 1.0) == [dropped]
+    peer.cancel(dropped)
+    assert peer.is_stuck(5.0, 1.0, 1.0)
+    assert peer.suspects(5.0, 1.0, 1.0) == []
 
 
 def test_with_a_job_and_a_header_in_hand_nobody_knows_who_did_it() -> None:
@@ -230,3 +272,62 @@ def test_a_closed_segment_keeps_nothing_and_shares_nothing() -> None:
     assert cache.drop(busy, may_keep=True) == [busy]
     assert cache.drop(late, may_keep=True) == [late]
     cache.check()
+
+
+# --- deadlocks over room ----------------------------------------------------------------------------------------------
+
+
+def full_worker(name: str) -> VisionPeer:
+    return VisionPeer(name, f"segment-{name}", 1000, room_wanted=10)
+
+
+def made_on(worker: VisionPeer) -> Image:
+    image = Image((next(NAMES), 0), 0.0, b"")
+    image.slab = Slab(ref(0, segment=worker.segment), SHAPE, b"")
+    return image
+
+
+def waiting(state: JobState, worker: VisionPeer | None = None) -> Image:
+    image = Image((next(NAMES), 0), 0.0, b"")
+    image.job = PixelJob.of(image, "", memoryview(b"file"), "")
+    image.job.state, image.job.worker = state, None if worker is None else worker.name
+    return image
+
+
+def test_workers_that_wait_for_one_another_wait_in_vain() -> None:
+    first, second = full_worker("a"), full_worker("b")
+    sequences = [
+        [made_on(first), waiting(JobState.PROCESSING, second)],
+        [made_on(second), waiting(JobState.PROCESSING, first)],
+    ]
+    assert deadlocked([first, second], sequences, []) == [first, second]
+    assert deadlocked([first, second], sequences, [second.segment]) == []
+    assert deadlocked([first, second], [*sequences, [made_on(first)]], []) == []  # the last one is about to end
+    assert deadlocked([first, second], [*sequences, [made_on(first), Image((0, 0), 0.0, b"")]], []) == []  # it failed
+    second.was_helped = True
+    assert deadlocked([first, second], sequences, []) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "is_alone", "in_vain"),
+    [
+        (JobState.QUEUED, True, True),
+        (JobState.QUEUED, False, False),
+        (JobState.UNKNOWN, True, True),
+        (JobState.PROBING, True, False),
+    ],
+)
+def test_a_picture_in_nobody_s_hand_is_made_by_whoever_goes_on(state: JobState, is_alone: bool, in_vain: bool) -> None:
+    full, free = full_worker("a"), VisionPeer("b", "segment-b", 1000)
+    image = waiting(state, full if state is JobState.PROBING else None)
+    peers = [full] if is_alone else [full, free]
+    assert deadlocked(peers, [[made_on(full), image]], []) == [full] * in_vain
+    full.drain()
+    assert deadlocked([full], [[made_on(full), image]], []) == []  # another worker is about to come
+
+
+def test_a_deadlock_among_some_is_found_while_others_work() -> None:
+    full, free = full_worker("a"), VisionPeer("b", "segment-b", 1000)
+    images = [made_on(full), waiting(JobState.PROCESSING, full), waiting(JobState.PROCESSING, free)]
+    assert deadlocked([full, free], [images], []) == [full]
+    assert deadlocked([full, free], [images[:1] + images[2:]], []) == []

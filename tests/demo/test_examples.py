@@ -44,6 +44,7 @@ def test_chat_with_the_picture_that_comes_with_airside(address: str) -> None:
     assert "The digit is 7.\n[stop" in out
 
 
+@pytest.mark.slow
 def test_chat_with_a_picture_of_ones_own(address: str) -> None:
     picture = next((ROOT / "cluster" / "demo_model" / "assets" / "digits").glob("3-*.jpg"))
     assert "The digit is 3." in run_example("chat_with_image.py", str(picture), "Which?", "--address", address)

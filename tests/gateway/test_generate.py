@@ -193,7 +193,8 @@ def test_ends_have_a_finished_event_and_then_a_status(
     controller.send(batch((request.seq_id, [40]), finished=[finish(request.seq_id, reason, detail)]))
     events, failed = events_and_failure(call)
     assert [event.WhichOneof("event") for event in events] == ["accepted", "delta", "finished"]
-    assert (events[-1].finished.reason, events[-1].finished.detail) == (reason, detail)
+    assert events[-1].finished.reason == reason
+    assert events[-1].finished.detail.startswith(detail)  # a remedy may follow
     assert failed.code == code
     assert detail in failed.message
     assert failed.fields == fields

@@ -166,6 +166,7 @@ def test_words_that_need_ever_more_states_are_refused() -> None:
     trial.check(llguidance.LLMatcher.grammar_from_regex("[a-z]{1,2000}"))
 
 
+@pytest.mark.slow
 def test_what_is_large_is_built_or_refused_where_the_limit_allows_its_size(model: TextModel) -> None:
     with contextlib.closing(GrammarChecker(limits(grammar_bytes_max=8 << 20), model)) as checker:
         assert "enum" in asyncio.run(checker.check(pb.Structure(json_schema=large_enum(20_000, 250))))

@@ -123,6 +123,7 @@ def test_percent_encoding_takes_little_memory() -> None:
         (f"data:image/png;base64,{BASE64[:40]}é{BASE64[41:]}", "has characters beyond ASCII"),
         (f"data:image/png;base64,{BASE64.rstrip('=')[:401]}", "is cut off or padded wrongly"),
         (f"data:image/png;base64,{BASE64[:404]}=", "is cut off or padded wrongly"),
+        (f"data:image/png;base64,{BASE64[:400]}====", "is cut off or padded wrongly"),
         (f"data:image/png;base64,{BASE64[:401]}===", "is cut off or padded wrongly"),
         ("data:text/html;base64,PGgxPng8L2gxPg==", "states a type other than image/*"),
         (f"data:application/pdf;base64,{BASE64}", "states a type other than image/*"),

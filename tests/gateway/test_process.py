@@ -76,6 +76,7 @@ def test_a_client_with_reflection_alone_and_a_graceful_stop(
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_without_reflection(settings: GatewaySettings, controller: ScriptedController, pool: DescriptorPool) -> None:
     with (
         started(dataclasses.replace(settings, reflection=False)) as process,

@@ -132,7 +132,11 @@ def test_ends(server: LocalServer, name: str) -> None:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
-    "no picture bytes": ({"prompt": "<image>", "images": [pb.Image()]}, Code.INVALID_ARGUMENT, "images[0].data"),
+    "no picture bytes": (
+        {"prompt": "<image>", "images": [pb.Image(data=b"")]},
+        Code.INVALID_ARGUMENT,
+        "images[0].data",
+    ),
     "a grammar that cannot be built": (
         greedy(structure=pb.Structure(json_schema='{"type": "strng"}')),
         Code.INVALID_ARGUMENT,

@@ -100,6 +100,15 @@ def test_a_url_is_as_good_as_the_bytes(server: LocalServer, host: PictureHost) -
     assert told(server, pb.Image(data=PICTURE), url(host, "/other")) == both
 
 
+def test_continuations_share_one_fetch(server: LocalServer, host: PictureHost) -> None:
+    """Of the same URL in one request, too: both show the same picture, whatever the host would say next."""
+    asked, twice = len(host.requests), request(url(host, "/ok"), url(host, "/ok"))
+    twice.n = 3
+    events = list(server.inference.Generate(twice, timeout=60))
+    assert [event.finished.reason for event in events if event.HasField("finished")] == ["length"] * 3
+    assert len(host.requests) == asked + 1
+
+
 @pytest.mark.parametrize(
     "uri",
     [

@@ -34,7 +34,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 def work_done(server: LocalServer) -> tuple[int, ...]:
     """What no refused request adds to."""
     gauges = server.gauges()
-    return gauges.steps, gauges.image_cache_misses, gauges.image_cache_hits, gauges.image_bytes_waiting, jobs_done(server)
+    return (
+        gauges.steps,
+        gauges.image_cache_misses,
+        gauges.image_cache_hits,
+        gauges.image_bytes_waiting,
+        jobs_done(server),
+    )
 
 
 def refusal(server: LocalServer, asked: pb.GenerateRequest) -> str:

@@ -10,7 +10,7 @@ import io
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from airside.proto import messages as msg
+from airside.proto.channel import Link
 from tests.checkpoints import make_idefics3
 from tests.real_processes import wait_until
 from tests.system.local_server import LocalServer, read_failing
@@ -63,6 +65,23 @@ def server(checkpoint: Path) -> Iterator[LocalServer]:
 
 
 @contextmanager
+def killing(server: LocalServer) -> Iterator[Callable[[str], None]]:
+    """Kills vision workers by name and tells the controller at once, as the supervisor does."""
+    link = Link(server.processes.endpoint, "supervisor")
+    link.send(msg.SupervisorHello("local", os.getpid()))
+
+    def kill(name: str) -> None:
+        os.kill(server.processes.pid(name), signal.SIGKILL)
+        link.send(msg.PeerLost(name, "it was killed"))
+        wait_until(lambda: vision_states(server)[name] == "lost", PATIENCE_S, f"{name} is lost")
+
+    try:
+        yield kill
+    finally:
+        link.close()
+
+
+@contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """A process that hangs, until it is killed."""
     os.kill(pid, signal.SIGSTOP)
@@ -89,12 +108,16 @@ def at_work(server: LocalServer) -> str:
 def test_pictures_outlive_all_vision_workers(checkpoint: Path) -> None:
     """One is killed and the other hangs, both with pictures in hand. Texts go on, and the pictures wait for a third."""
     vision = {"autoscaling_config": {"min_replicas": 2}, "arena": "64MiB"}
-    with LocalServer(checkpoint, vision=vision, cluster={"silence_timeout_s": 3}) as server, ThreadPoolExecutor() as pool:
+    with (
+        LocalServer(checkpoint, vision=vision, cluster={"silence_timeout_s": 3}) as server,
+        killing(server) as kill,
+        ThreadPoolExecutor() as pool,
+    ):
         quiet, expected = answer(server, CANARY).token_ids, tokens_of(server, MIDDLING, 0)
         canary = pool.submit(answer, server, CANARY)
         waiting = [pool.submit(tokens_of, server, MIDDLING, number) for number in range(1, 5)]
         wait_until(lambda: list(vision_states(server).values()) == ["busy"] * 2, PATIENCE_S, "both at work")
-        os.kill(server.processes.pid("vision-0"), signal.SIGKILL)
+        kill("vision-0")
         with stopped(server.processes.pid("vision-1")):
             wait_until(lambda: server.gauges().vision_workers == 0, PATIENCE_S, "both lost")
             assert not all(future.done() for future in waiting)
@@ -139,19 +162,15 @@ def test_a_picture_that_every_vision_worker_dies_of_is_given_up(server: LocalSer
     """After three. The others are answered by the next, and so is it, if it kills no more."""
     expected = tokens_of(server, SMALL, 0)
     number = len(vision_states(server))
-    asked = request("<image>and<image>?", SMALL, in_new_file(LARGE, 1))
-    with ThreadPoolExecutor(4) as pool:
+    asked = request("<image>and<image>?", in_new_file(SMALL, 0), in_new_file(LARGE, 1))  # the first is there already
+    with killing(server) as kill, ThreadPoolExecutor(4) as pool:
         doomed = pool.submit(lambda: read_failing(server.inference.Generate(asked, timeout=PATIENCE_S)))
         neighbours = []
         for attempt in range(3):
-            name = at_work(server)
+            kill(at_work(server))
             neighbours.append(pool.submit(tokens_of, server, SMALL, 10 + attempt))
-            os.kill(server.processes.pid(name), signal.SIGKILL)
-            wait_until(lambda: server.gauges().vision_workers == 0, PATIENCE_S, "it is lost")
-            if attempt < 2:
-                server.start_vision_worker(number + attempt)
+            server.start_vision_worker(number + attempt)
         events, error = doomed.result()
-        server.start_vision_worker(number + 2)
         assert [future.result() for future in neighbours] == [expected] * 3
     end = events[-1].finished
     assert error.code() is grpc.StatusCode.INTERNAL

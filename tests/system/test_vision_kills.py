@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -85,15 +86,15 @@ class Killer:
         self.victims: list[int] = []
 
     def turn(self) -> None:
-        """Does it when it is time to."""
+        """Does it when it is time to; not when nobody is up then."""
         if time.monotonic() < self._next:
             return
+        self._next += KILL_EVERY_S
         rows = self._control.ListWorkers(pb.ListWorkersRequest(), timeout=PATIENCE_S).workers
         up = [row.pid for row in rows if row.role == "vision_worker" and row.state in ("ready", "busy")]
         up = [pid for pid in up if pid not in self.victims]
         if not up:
             return
-        self._next = time.monotonic() + KILL_EVERY_S
         self.victims.append(up[0])
         os.kill(up[0], signal.SIGSTOP if len(self.victims) % STOPPED_OF == 0 else signal.SIGKILL)
 
@@ -119,7 +120,8 @@ class Keeper:
             self._next_beat = time.monotonic() + 1.0
         envelope = self._link.receive(20)
         if envelope is not None and isinstance(envelope.message, msg.PeerStuck):
-            os.kill(envelope.message.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was killed, and is known to be gone
+                os.kill(envelope.message.pid, signal.SIGKILL)
         for name in self._server.processes.exited().keys() - self._seen_to:
             assert name.startswith("vision-"), self._server.processes.log(name)[-3000:]
             self._seen_to.add(name)

@@ -7,7 +7,8 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 
 from airside.proto.channel import Hub
 from airside.proto.messages import Credit, Heartbeat, Message, VisionHello
+from airside.vision_workers.fetch.download import FetchRules
+from airside.vision_workers.fetch.fetcher import Fetcher
+from tests.vision.fetching import Fetching
 
 M = TypeVar("M", bound=Message)
 
@@ -143,3 +147,23 @@ def endpoint() -> Iterator[str]:
 def script(endpoint: str) -> Iterator[Script]:
     with Hub(endpoint) as hub:
         yield Script(hub)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start(opened: ExitStack, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Fetching]]:
+    """Makes a fetcher; after the test, no log line has a URL's query."""
+    caplog.set_level("DEBUG")
+
+    def make(fetch_rules: FetchRules | None, **bounds: int) -> Fetching:
+        fetcher = Fetcher(fetch_rules, **bounds)
+        opened.callback(fetcher.close)
+        return Fetching(fetcher)
+
+    yield make
+    assert "sekrit" not in caplog.text

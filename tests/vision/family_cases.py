@@ -5,6 +5,8 @@ A family's test loads its `Family` and its `Reference`, and calls `assert_equal_
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +95,7 @@ class Reference:
     @classmethod
     def load(cls, checkpoint: Path, mark: str = "<image>", *, prompt_axis: bool = False) -> Reference:
         """Loads it; `mark` is what a prompt has in a picture's place."""
-        mark_text = load_model_config(checkpoint).image_mark_text
+        mark_text = load_model_config(checkpoint).pictures.mark_text
         return cls(load_processor(checkpoint), mark, prompt_axis, mark_text)
 
     def inputs(self, text: str, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[Any]]]:
@@ -131,6 +133,17 @@ def assert_equal_together(reference: Reference, family: Family, images: list[Ima
     assert reference.expanded(text, [family.shape(*image.size).expansion for image in images]) == ids
     alone = [family.process(image) for image in images]
     _assert_same({name: np.concatenate([part[name] for part in alone]) for name in alone[0]}, tensors)
+
+
+def changed(checkpoint: Path, folder: Path, file: str, **values: Any) -> Path:
+    """A copy of the checkpoint with other values in one of its files; those of an object replace its own by name."""
+    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+    path = folder / file
+    content = json.loads(path.read_text())
+    for key, value in values.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(content))
+    return folder
 
 
 def _assert_same(made: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:

@@ -2,127 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
-import socket
 import ssl
-import threading
-import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from ipaddress import ip_address
 
-import psutil
 import pytest
 import trustme
 
-from airside.proto.settings import VisionWorkerSettings
-from airside.vision_workers.fetch.addresses import Address, resolve
-from airside.vision_workers.fetch.download import FetchRules
-from airside.vision_workers.fetch.fetcher import Fetched, Fetcher
-from airside.vision_workers.fetch.guard import AllowList
+from airside.vision_workers.fetch.addresses import resolve
+from airside.vision_workers.fetch.download import Download
+from airside.vision_workers.fetch.guard import parse_url
 from airside.vision_workers.image_error import Cause, ImageError
-from tests.real_processes import wait_until
 from tests.vision import picture_host
+from tests.vision.fetching import (
+    MAX_BYTES,
+    PICTURE,
+    SECRET,
+    Fetching,
+    Names,
+    Start,
+    key,
+    port_that_hangs,
+    rules,
+    serve,
+)
 from tests.vision.picture_host import Handler, PictureHost, answer, chunked, raw, redirect
-
-PICTURE = bytes(range(256)) * 40  # nothing here looks inside
-MAX_BYTES = 1 << 20
-SECRET = "token=sekrit"
-
-Key = tuple[int, int, int]
-
-
-def key(number: int) -> Key:
-    return number, 0, 1
-
-
-class Names:
-    """A resolver under the tests' control: what it is told, each answer once, the last one for ever."""
-
-    def __init__(self, **answers: str) -> None:
-        self._answers = {name.replace("_", "."): _addresses(text) for name, text in answers.items()}
-        self.asked: list[str] = []
-
-    def __call__(self, host: str) -> list[Address]:
-        self.asked.append(host)
-        answers = self._answers.get(host)
-        if answers is None:
-            raise OSError(f"no such host: {host}")
-        return answers.pop(0) if len(answers) > 1 else answers[0]
-
-
-def _addresses(text: str) -> list[list[Address]]:
-    return [[ip_address(address) for address in answer.split()] for answer in text.split("then")]
-
-
-NAMES = {"pictures_test": "127.0.0.1", "good_test": "127.0.0.1", "slow_test": "127.0.0.1"}
-
-
-def rules(
-    *entries: str,
-    names: Callable[[str], list[Address]] | None = None,
-    timeout_s: float = 60.0,
-    max_redirects: int = 0,
-    tls: ssl.SSLContext | None = None,
-) -> FetchRules:
-    allowed = AllowList(entries or ("pictures.test", "good.test", "slow.test", "127.0.0.1"))
-    context = tls or ssl.create_default_context()
-    return FetchRules(allowed, max_redirects, timeout_s, MAX_BYTES, names or Names(**NAMES), lambda: context)
-
-
-class Fetching:
-    """A fetcher, and the waiting that its loop would do."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self.fetcher = fetcher
-        self._taken: dict[Key, Fetched] = {}
-
-    def outcome(self, number: int) -> bytes | ImageError:
-        until = time.monotonic() + 60
-        while key(number) not in self._taken:
-            assert time.monotonic() < until, "no outcome"
-            for fetched in self.fetcher.take():
-                assert fetched.key not in self._taken, "two outcomes"
-                self._taken[fetched.key] = fetched
-            time.sleep(0.005)
-        return self._taken[key(number)].outcome
-
-    def refusal(self, number: int) -> ImageError:
-        outcome = self.outcome(number)
-        assert isinstance(outcome, ImageError), f"{len(outcome)} bytes"
-        assert not any(word in outcome.detail for word in ("sekrit", ".test", "127.0.0.1", "10.0.0", "169.254", "/"))
-        return outcome
-
-    def has(self, number: int) -> bool:
-        return key(number) in self._taken
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def start(opened: ExitStack, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Fetching]]:
-    """Makes a fetcher; after the test, no log line has a URL's query."""
-    caplog.set_level("DEBUG")
-
-    def make(fetch_rules: FetchRules | None, **bounds: int) -> Fetching:
-        fetcher = Fetcher(fetch_rules, **bounds)
-        opened.callback(fetcher.close)
-        return Fetching(fetcher)
-
-    yield make
-    assert "sekrit" not in caplog.text
-
-
-Start = Callable[..., Fetching]
-
-
-def serve(opened: ExitStack, routes: dict[str, Handler], **options: object) -> PictureHost:
-    return opened.enter_context(PictureHost(routes, **options))  # type: ignore[arg-type]
 
 
 def get(start: Start, host: PictureHost, path: str, **options: object) -> Fetching:
@@ -142,7 +46,7 @@ def test_a_picture_arrives(opened: ExitStack, start: Start, monkeypatch: pytest.
     request = host.requests[0].split("\r\n")
     assert request[0] == f"GET /ok?{SECRET} HTTP/1.1"
     assert f"Host: pictures.test:{host.port}" in request
-    assert "Accept-Encoding: identity" in request
+    assert {"Accept-Encoding: identity", "Connection: close"} <= set(request)
     assert not any(line.lower().startswith(("cookie", "authorization", "referer")) for line in request)
 
 
@@ -210,6 +114,23 @@ def test_the_time_limit_is_one_for_all_reads(opened: ExitStack, start: Start, ha
     assert host.left.acquire(timeout=30)  # the connection is closed too
 
 
+@pytest.mark.parametrize("handler", [picture_host.drip_body, picture_host.drip_headers, picture_host.silent])
+def test_a_download_ends_by_itself(opened: ExitStack, handler: Handler) -> None:
+    host = serve(opened, {"/p": handler})
+    with pytest.raises(ImageError) as failed:
+        Download(parse_url(f"http://pictures.test:{host.port}/p"), rules(timeout_s=0.3)).run()
+    assert failed.value.cause is Cause.FETCH_TIMEOUT
+
+
+@pytest.mark.parametrize("chunk", [None, 48])
+def test_the_largest_file_arrives(opened: ExitStack, start: Start, chunk: int | None) -> None:
+    file = bytes(MAX_BYTES)
+    whole = answer(file) if chunk is None else chunked(*[file[:chunk]] * (MAX_BYTES // chunk))
+    outcome = get(start, serve(opened, {"/p": whole}), "/p").outcome(0)
+    assert isinstance(outcome, bytes)
+    assert len(outcome) == MAX_BYTES // (chunk or 1) * (chunk or 1)
+
+
 def test_a_host_that_does_not_listen(start: Start, opened: ExitStack) -> None:
     host = serve(opened, {})
     with PictureHost({}) as gone:
@@ -222,6 +143,15 @@ def test_a_host_that_does_not_listen(start: Start, opened: ExitStack) -> None:
     fetching = start(rules("good.test", "127.0.0.1", "127.0.0.9", names=Names(good_test="127.0.0.9 127.0.0.1")))
     fetching.fetcher.start(key(2), f"http://good.test:{host.port}/")
     assert "404" in fetching.refusal(2).detail  # the second address
+
+
+def test_an_address_that_hangs_leaves_time_for_the_next(start: Start, opened: ExitStack) -> None:
+    host = serve(opened, {"/ok": answer(PICTURE)})
+    port_that_hangs(opened, "127.0.0.9", host.port)
+    allowed = ("good.test", "127.0.0.1", "127.0.0.9")
+    fetching = start(rules(*allowed, names=Names(good_test="127.0.0.9 127.0.0.1"), timeout_s=4.0))
+    fetching.fetcher.start(key(0), f"http://good.test:{host.port}/ok")
+    assert fetching.outcome(0) == PICTURE
 
 
 # --- redirects --------------------------------------------------------------------------------------------------------
@@ -330,186 +260,3 @@ def test_https_keeps_the_name(opened: ExitStack, start: Start) -> None:
     plain = serve(opened, {}, greeting=picture_host.head("400 Bad Request"))
     fetching.fetcher.start(key(4), f"https://pictures.test:{plain.port}/ok")
     assert "encrypted connection" in fetching.refusal(4).detail
-
-
-# --- many at once -----------------------------------------------------------------------------------------------------
-
-
-def slow_urls(host: PictureHost, name: str, count: int) -> list[str]:
-    return [f"http://{name}:{host.port}/slow?{SECRET}&n={n}" for n in range(count)]
-
-
-@pytest.fixture
-def host(opened: ExitStack) -> PictureHost:
-    return serve(opened, {"/slow": picture_host.drip_body, "/ok": answer(PICTURE)})
-
-
-def test_slow_pictures_do_not_stop_a_good_one(host: PictureHost, start: Start) -> None:
-    fetching = start(rules(), threads_max=8, threads_per_entry_max=6)
-    for number, url in enumerate(slow_urls(host, "slow.test", 50)):
-        fetching.fetcher.start(key(number), url)
-    fetching.fetcher.start(key(50), f"http://good.test:{host.port}/ok")
-    assert fetching.outcome(50) == PICTURE
-    assert not any(fetching.has(number) for number in range(50))
-    assert fetching.fetcher.num_open == 50
-
-
-def test_slow_pictures_of_one_host_do_not_stop_a_good_one_of_it(host: PictureHost, start: Start) -> None:
-    fetching = start(rules())
-    for number, url in enumerate(slow_urls(host, "pictures.test", 50)):
-        fetching.fetcher.start(key(number), url)
-    fetching.fetcher.start(key(50), f"http://pictures.test:{host.port}/ok")
-    assert fetching.outcome(50) == PICTURE
-    assert fetching.fetcher.num_open == 50
-
-
-def test_waiting_for_a_thread_has_an_end_too(host: PictureHost, start: Start) -> None:
-    fetching = start(rules(timeout_s=0.3), threads_max=2, threads_per_entry_max=2)
-    for number, url in enumerate(slow_urls(host, "slow.test", 40)):
-        fetching.fetcher.start(key(number), url)
-    assert {fetching.refusal(number).cause for number in range(40)} == {Cause.FETCH_TIMEOUT}
-    assert host.num_connections == 2
-    fetching.fetcher.start(key(40), f"http://good.test:{host.port}/ok")
-    assert fetching.outcome(40) == PICTURE
-
-
-def test_cancel_wakes_the_thread_and_leaves_no_outcome(host: PictureHost, start: Start) -> None:
-    fetching = start(rules(), threads_max=1, threads_per_entry_max=1)
-    running, waiting, last = (f"http://pictures.test:{host.port}/{what}" for what in ("slow", "slow", "ok"))
-    for number, url in enumerate([running, waiting, last]):
-        fetching.fetcher.start(key(number), url)
-    wait_until(lambda: bool(host.requests), 30, "the first request")
-    fetching.fetcher.cancel(key(1))
-    fetching.fetcher.cancel(key(0))
-    fetching.fetcher.cancel(key(77))
-    assert host.left.acquire(timeout=30)
-    assert fetching.outcome(2) == PICTURE
-    assert not fetching.has(0)
-    assert not fetching.has(1)
-    assert (fetching.fetcher.num_open, host.num_connections) == (0, 2)
-    fetching.fetcher.start(key(0), last)  # the same key again
-    assert fetching.outcome(0) == PICTURE
-
-
-def test_the_same_key_twice_is_one_picture(host: PictureHost, start: Start) -> None:
-    fetching = start(rules())
-    for _ in range(2):
-        fetching.fetcher.start(key(0), f"http://pictures.test:{host.port}/ok")
-    assert fetching.outcome(0) == PICTURE
-    assert (fetching.fetcher.num_open, host.num_connections) == (0, 1)
-
-
-def test_a_resolver_that_hangs_holds_up_its_own_host_only(host: PictureHost, start: Start, opened: ExitStack) -> None:
-    gate = threading.Event()
-    opened.callback(gate.set)
-
-    def hanging(name: str) -> list[Address]:
-        if name == "slow.test":
-            gate.wait(120)
-        return [ip_address("127.0.0.1")]
-
-    fetching = start(rules(names=hanging, timeout_s=0.3), threads_max=3, threads_per_entry_max=2)
-    for number in range(4):
-        fetching.fetcher.start(key(number), f"http://slow.test:{host.port}/ok")
-    assert {fetching.refusal(number).cause for number in range(4)} == {Cause.FETCH_TIMEOUT}
-    fetching.fetcher.start(key(4), f"http://good.test:{host.port}/ok")
-    assert fetching.outcome(4) == PICTURE
-    fetching.fetcher.close()  # waits for nobody: the resolver still hangs
-
-
-def test_refusals_need_no_thread(start: Start) -> None:
-    fetching = start(rules(), threads_max=0, threads_per_entry_max=0)
-    fetching.fetcher.start(key(0), f"http://elsewhere.test/?{SECRET}")
-    fetching.fetcher.start(key(1), f"ftp://pictures.test/?{SECRET}")
-    fetching.fetcher.start(key(2), "http://elsewhere.test/")
-    fetching.fetcher.cancel(key(2))
-    assert fetching.fetcher.num_open == 2
-    assert fetching.refusal(0).cause is Cause.NOT_ALLOWED
-    assert fetching.refusal(1).cause is Cause.NOT_ALLOWED
-    assert fetching.fetcher.num_open == 0
-
-
-def test_settings_decide(host: PictureHost) -> None:
-    settings = VisionWorkerSettings("", "", "", "", 0, max_bytes=len(PICTURE), max_pixels=1, max_aspect=1.0)
-    off = Fetching(Fetcher.of(settings))
-    off.fetcher.start(key(0), f"http://127.0.0.1:{host.port}/ok")
-    assert "vision.media.allow_urls" in off.refusal(0).detail
-    for allowed, max_bytes, expected in [
-        (["127.0.0.1"], len(PICTURE), PICTURE),
-        (["127.0.0.1"], len(PICTURE) - 1, Cause.TOO_MANY_BYTES),
-        (["localhost"], len(PICTURE), Cause.NOT_ALLOWED),
-    ]:
-        on = dataclasses.replace(settings, allow_urls=True, allowed_domains=allowed, max_bytes=max_bytes)
-        fetching = Fetching(Fetcher.of(on))
-        fetching.fetcher.start(key(0), f"http://127.0.0.1:{host.port}/ok")
-        outcome = fetching.outcome(0)
-        assert (outcome.cause if isinstance(outcome, ImageError) else outcome) == expected
-
-
-def test_an_unforeseen_error_fails_one_picture_and_tells_no_url(
-    start: Start, host: PictureHost, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(name: str) -> list[Address]:
-        raise RuntimeError(f"{name}?{SECRET}")
-
-    fetching = start(rules(names=broken))
-    fetching.fetcher.start(key(0), f"http://pictures.test:{host.port}/ok?{SECRET}")
-    assert fetching.refusal(0).cause is Cause.INTERNAL
-    assert "RuntimeError" in caplog.text
-
-
-def test_a_machine_without_another_thread(
-    start: Start, host: PictureHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    fetching = start(rules())
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        fetching.fetcher.start(key(0), f"http://pictures.test:{host.port}/ok?{SECRET}")
-    assert fetching.refusal(0).cause is Cause.INTERNAL
-    assert "no thread" in caplog.text
-    fetching.fetcher.start(key(1), f"http://pictures.test:{host.port}/ok")
-    assert fetching.outcome(1) == PICTURE
-
-
-def test_cancel_wakes_a_thread_that_connects(start: Start, host: PictureHost, opened: ExitStack) -> None:
-    """To a host that takes no connection: its queue of those is full."""
-    listener = opened.enter_context(socket.socket())
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(0)
-    port = listener.getsockname()[1]
-    for _ in range(4):
-        waiting = opened.enter_context(socket.socket())
-        waiting.setblocking(False)
-        waiting.connect_ex(("127.0.0.1", port))
-    fetching = start(rules(), threads_max=1)
-    fetching.fetcher.start(key(0), f"http://pictures.test:{port}/ok")
-    fetching.fetcher.start(key(1), f"http://good.test:{host.port}/ok")
-    fetching.fetcher.cancel(key(0))
-    assert fetching.outcome(1) == PICTURE  # in the only thread
-
-
-def test_nothing_is_left_open(start: Start, host: PictureHost) -> None:
-    """Neither by pictures that arrive, nor by those that fail, nor by those that are cancelled."""
-    fetching = start(rules(max_redirects=2))
-    fetching.fetcher.start(key(0), f"http://pictures.test:{host.port}/ok")
-    fetching.outcome(0)
-    files = psutil.Process().num_fds
-    wait_until(lambda: not fetch_threads(), 30, "the end of the thread")
-    before = files()
-    for number in range(1, 40, 3):
-        fetching.fetcher.start(key(number), f"http://pictures.test:{host.port}/ok")
-        fetching.fetcher.start(key(number + 1), f"http://pictures.test:{host.port}/none")
-        fetching.fetcher.start(key(number + 2), f"http://pictures.test:{host.port}/slow")
-    for number in range(1, 40, 3):
-        fetching.outcome(number)
-        fetching.refusal(number + 1)
-        fetching.fetcher.cancel(key(number + 2))
-    wait_until(lambda: not fetch_threads(), 30, "the end of all threads")
-    wait_until(lambda: files() == before, 30, "all sockets closed")
-
-
-def fetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "fetch"]

@@ -13,7 +13,7 @@ import pytest
 from airside.vision_workers.families.family import Family, UnsupportedModel
 from airside.vision_workers.families.registry import load_family
 from tests.checkpoints import GEMMA_IMAGE_TOKENS, GEMMA_MARK, GEMMA_TOKENS, make_gemma3
-from tests.vision.family_cases import PICTURES, Reference, assert_equal_to, assert_equal_together, picture
+from tests.vision.family_cases import PICTURES, Reference, assert_equal_to, assert_equal_together, changed, picture
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +58,6 @@ def test_every_picture_becomes_the_same_tokens(family: Family) -> None:
         assert family.shape(*size).expansion.tolist() == [start, *[image] * GEMMA_IMAGE_TOKENS, end]
 
 
-def changed(checkpoint: Path, folder: Path, file: str, **values: Any) -> str:
-    """A copy of the checkpoint with other values in one of its files; those of an object are changed one by one."""
-    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-    path = folder / file
-    content = json.loads(path.read_text())
-    for key, value in values.items():
-        content[key] = {**content[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(content))
-    return str(folder)
-
-
 def test_the_older_layout_of_files_works_too(checkpoint: Path, family: Family, tmp_path: Path) -> None:
     """The image processor in a file of its own, with the values of pan and scan there, but null."""
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
@@ -101,4 +90,4 @@ def test_a_checkpoint_that_cannot_work_says_why(
     checkpoint: Path, tmp_path: Path, file: str, values: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=told):
-        load_family(changed(checkpoint, tmp_path, file, **values))
+        load_family(str(changed(checkpoint, tmp_path, file, **values)))

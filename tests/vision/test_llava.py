@@ -12,8 +12,9 @@ import pytest
 
 from airside.vision_workers.families.family import Family, UnsupportedModel
 from airside.vision_workers.families.registry import load_family
+from airside.vision_workers.image_error import Cause, ImageError
 from tests.checkpoints import make_llava
-from tests.vision.family_cases import PICTURES, Reference, assert_equal_to, assert_equal_together, picture
+from tests.vision.family_cases import PICTURES, Reference, assert_equal_to, assert_equal_together, changed, picture
 
 PROCESSORS: dict[str, dict[str, Any]] = {
     "padded to a square": {
@@ -61,17 +62,6 @@ def reference(checkpoint: Path) -> Reference:
     return Reference.load(checkpoint)
 
 
-def changed(checkpoint: Path, folder: Path, file: str, **values: Any) -> Path:
-    """A copy of the checkpoint with other values in one of its files; those of an object replace its own by name."""
-    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-    path = folder / file
-    content = json.loads(path.read_text())
-    for key, value in values.items():
-        content[key] = {**content[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(content))
-    return folder
-
-
 @pytest.mark.parametrize(("kind", "width", "height"), PICTURES)
 def test_equals_the_reference(family: Family, reference: Reference, kind: str, width: int, height: int) -> None:
     assert_equal_to(reference, family, picture(kind, width, height))
@@ -81,6 +71,18 @@ def test_pictures_of_one_prompt_can_be_processed_one_by_one(family: Family, refe
     assert_equal_together(
         reference, family, [picture("noise", 30, 20), picture("photo", 640, 480), picture("drawing", 20, 90)]
     )
+
+
+def test_a_picture_whose_padding_takes_all_memory_is_its_own_failure(clip: Path, tmp_path: Path) -> None:
+    """200 times as wide as high, it has few pixels, but its square has not."""
+    padding = PROCESSORS["padded to a square"]
+    family = load_family(str(changed(clip, tmp_path, "processor_config.json", image_processor=padding)))
+    assert len(family.shape(8192, 41).expansion) == 16
+    for size in [(8193, 41), (41, 8193)]:
+        with pytest.raises(ImageError, match="pads it to a square, so neither side may be more than 8192") as raised:
+            family.shape(*size)
+        assert raised.value.cause is Cause.TOO_MANY_PIXELS
+    assert len(load_family(str(clip)).shape(8193, 41).expansion) == 16
 
 
 def test_the_strategy_says_whether_the_class_token_counts(clip: Path, tmp_path: Path) -> None:

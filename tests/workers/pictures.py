@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor, BatchFeature
+from transformers import AutoModelForImageTextToText, BatchFeature
 
 from airside.proto.messages import PixelsRef, TensorRef
 from airside.workers.load import load_runner
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from tests.checkpoints import IMAGE_TOKEN_ID
+from tests.checkpoints import IMAGE_TOKEN_ID, load_processor
 from tests.workers.step_plans import Track, run_tracks, scattered_blocks, worker_settings
 
 SLAB = 4096
@@ -37,17 +37,25 @@ class Prompt:
     image_places: list[list[int]]  # indices of each picture's tokens
 
 
-def make_prompt(checkpoint: Path, arena: Path, text: str, images: list[Image.Image], name: str) -> Prompt:
-    """Writes one segment per picture into the folder `arena`, named `<name>-<index>`."""
-    processor = AutoProcessor.from_pretrained(checkpoint)
+def make_prompt(
+    checkpoint: Path,
+    arena: Path,
+    text: str,
+    images: list[Image.Image],
+    name: str,
+    mark: str = "<image>",
+    image_token_id: int = IMAGE_TOKEN_ID,
+) -> Prompt:
+    """Writes one segment per picture into the folder `arena`, named `<name>-<index>`; `mark`: a picture in `text`."""
+    processor = load_processor(checkpoint)
     inputs = processor(text=text, images=images or None, return_tensors="pt")
     tokens = inputs["input_ids"][0].tolist()
-    places = [index for index, token in enumerate(tokens) if token == IMAGE_TOKEN_ID]
+    places = [index for index, token in enumerate(tokens) if token == image_token_id]
     pixels, image_places = [], []
     for index, image in enumerate(images):
         tensors = {k: v.numpy() for k, v in processor.image_processor([image], return_tensors="pt").items()}
         pixels.append(write_segment(arena, f"{name}-{index}", tensors))
-        count = processor(text="<image>", images=[image])["input_ids"][0].count(IMAGE_TOKEN_ID)
+        count = processor(text=mark, images=[image])["input_ids"][0].count(image_token_id)
         image_places.append(places[:count])
         places = places[count:]
     assert not places
@@ -85,11 +93,16 @@ def generate(runner: ModelRunner, prompts: list[Prompt], chunk: int) -> list[lis
     return run_tracks(runner.execute, tracks_for(prompts), chunk, NUM_TOKENS)
 
 
-def expected_tokens(path: Path, prompt: Prompt) -> list[int]:
-    """The next `NUM_TOKENS` tokens of transformers."""
+def expected_tokens(path: Path, prompt: Prompt, never: list[int] | None = None) -> list[int]:
+    """The next `NUM_TOKENS` tokens of transformers, none of them among `never`."""
     model = AutoModelForImageTextToText.from_pretrained(path)
     out = model.generate(
-        **prompt.inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+        **prompt.inputs,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        suppress_tokens=never,
     )
     tokens: list[int] = out[0, len(prompt.tokens) :].tolist()
     return tokens

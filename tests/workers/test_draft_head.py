@@ -119,6 +119,7 @@ def test_tokens_do_not_depend_on_drafts(
         assert proposals.num_verified > 0
 
 
+@pytest.mark.slow
 def test_two_ranks_propose_the_same(often_right_path: Path) -> None:
     changes = {"draft_method": "mtp", "max_draft_tokens": 8}
     prompts = [prompt for prompt in PROMPTS if len(prompt) > 4]  # the first step samples nothing

@@ -135,6 +135,7 @@ def test_no_ngram_reaches_over_a_picture(tmp_path: Path) -> None:
     assert windows.tolist() == [[DEAD, b, a], [c, DEAD, b], [d, c, DEAD], [e, d, c], [f, e, d]]
 
 
+@pytest.mark.slow
 def test_two_ranks_make_the_tokens_of_one(path: Path, tmp_path: Path) -> None:
     def tracks() -> list[Track]:
         return [Track(seq_id=i, tokens=TOKENS[i : i + 20], blocks=BLOCKS[i]) for i in range(2)]

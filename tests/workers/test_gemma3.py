@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForCausalLM
 
 from airside._core import Engine, EngineConfig, Request
 from airside.proto.messages import ImageRow, PixelsRef
@@ -24,7 +24,7 @@ from airside.workers.step_batch import Rows
 from tests.checkpoints import GEMMA_IMAGE_TOKENS, GEMMA_MARK, GEMMA_TOKENS, make_gemma3, make_gemma3_text
 from tests.engine.columns import i32
 from tests.workers.engine_loop import ReadyImage, run_engine
-from tests.workers.pictures import NUM_TOKENS, Prompt, generate, picture, runner_for, write_segment
+from tests.workers.pictures import NUM_TOKENS, Prompt, expected_tokens, generate, make_prompt, picture, runner_for
 from tests.workers.step_plans import BLOCK_SIZE, Track, lone_runner, run_tracks, scattered_blocks
 
 IMAGE_ID = GEMMA_TOKENS.index("<image_soft_token>")
@@ -102,20 +102,7 @@ def test_bfloat16_is_close_to_transformers(text_path: Path) -> None:
 
 
 def prompt_with(path: Path, arena: Path, text: str, images: list[Image.Image], name: str) -> Prompt:
-    processor = AutoProcessor.from_pretrained(path, backend="pil")
-    inputs = processor(text=text, images=images or None, return_tensors="pt")
-    tokens = inputs["input_ids"][0].tolist()
-    places = [index for index, token in enumerate(tokens) if token == IMAGE_ID]
-    pixels = [
-        write_segment(
-            arena,
-            f"{name}-{index}",
-            {"pixel_values": processor.image_processor([image], return_tensors="np")["pixel_values"]},
-        )
-        for index, image in enumerate(images)
-    ]
-    step = GEMMA_IMAGE_TOKENS
-    return Prompt(inputs, tokens, pixels, [places[i * step : (i + 1) * step] for i in range(len(images))])
+    return make_prompt(path, arena, text, images, name, GEMMA_MARK, IMAGE_ID)
 
 
 def prompts_for(path: Path, arena: Path) -> list[Prompt]:
@@ -129,25 +116,10 @@ def prompts_for(path: Path, arena: Path) -> list[Prompt]:
     ]
 
 
-@torch.inference_mode()
-def expected_tokens(path: Path, prompt: Prompt) -> list[int]:
-    model = AutoModelForImageTextToText.from_pretrained(path)
-    out = model.generate(
-        **prompt.inputs,
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        suppress_tokens=NEVER,
-    )
-    made: list[int] = out[0, len(prompt.tokens) :].tolist()
-    return made
-
-
 def test_pictures_and_text_make_the_tokens_of_transformers(gemma3_path: Path, tmp_path: Path) -> None:
     prompts = prompts_for(gemma3_path, tmp_path)
     made = generate(runner_for(gemma3_path, tmp_path), prompts, 512)
-    assert made == [expected_tokens(gemma3_path, prompt) for prompt in prompts]
+    assert made == [expected_tokens(gemma3_path, prompt, NEVER) for prompt in prompts]
     assert len({tuple(tokens) for tokens in made}) == len(made)
 
 
@@ -180,7 +152,7 @@ def test_the_head_may_be_that_of_the_embeddings(tmp_path: Path) -> None:
     path = make_gemma3(tmp_path / "model", tied=True)
     prompts = prompts_for(path, tmp_path)
     made = generate(runner_for(path, tmp_path), prompts, 512)
-    assert made == [expected_tokens(path, prompt) for prompt in prompts]
+    assert made == [expected_tokens(path, prompt, NEVER) for prompt in prompts]
 
 
 def sight_ends(tokens: list[list[int]], begins: list[int], embeds: list[tuple[int, int]]) -> list[int]:
@@ -291,7 +263,7 @@ def test_a_published_config_says_only_what_differs(tmp_path: Path) -> None:
     )
     assert (config.rope.theta, config.rope.rope_type, config.rope.factor) == (1_000_000.0, "linear", 8.0)
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.attention_scale) == (8, 4, 256, 1 / 16)
-    assert (config.image_token_id, config.image_mark_id, config.atomic_image_tokens) == (262_144, 255_999, 256)
+    assert (config.image_token_id, config.pictures.mark_id, config.pictures.num_atomic) == (262_144, 255_999, 256)
     assert (config.vocab_size, config.tie_word_embeddings, config.dtype) == (262_208, True, "bfloat16")
     assert dataclasses.asdict(config)["vision"]["tokens_per_side"] == 16
 
@@ -355,7 +327,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ENGINES)
 def test_however_an_engine_cuts_it(gemma3_path: Path, tmp_path: Path, kind: str) -> None:
     prompts = prompts_for(gemma3_path, tmp_path)
-    expected = [expected_tokens(gemma3_path, prompt) for prompt in prompts]
+    expected = [expected_tokens(gemma3_path, prompt, NEVER) for prompt in prompts]
     golden = expected if kind == "drafts" else None
     requests, images = requests_for(prompts, [0, 1, 2, 3], golden)
     outcome = run_engine(runner_for(gemma3_path, tmp_path), engine_config(**ENGINES[kind]), requests, images)
@@ -378,4 +350,4 @@ def test_a_prefix_that_ends_inside_a_picture_is_shared(gemma3_path: Path, tmp_pa
     outcome = run_engine(runner, config, again, its_images, engine)
     begin, end = prompt.image_places[0][0], prompt.image_places[0][-1] + 1
     assert begin < outcome.num_cached < end
-    assert whole.tokens[0] == outcome.tokens[1] == expected_tokens(gemma3_path, prompt)
+    assert whole.tokens[0] == outcome.tokens[1] == expected_tokens(gemma3_path, prompt, NEVER)

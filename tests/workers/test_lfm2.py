@@ -191,6 +191,7 @@ def test_drafts_change_no_token(path: Path, expected: list[list[int]]) -> None:
     assert [tokens[:NUM_TOKENS] for tokens in made] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["path", "biased_path"])
 def test_two_ranks_make_the_tokens_of_transformers(
     checkpoint: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -89,6 +89,7 @@ def test_logits_are_those_of_transformers(checkpoint: tuple[Path, Qwen2ForCausal
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_ranks_make_the_same_tokens(checkpoint: tuple[Path, Qwen2ForCausalLM]) -> None:
     path, model = checkpoint
     with tempfile.TemporaryDirectory(prefix="airside-test-") as folder, start_ranks(path, Path(folder), 2) as ranks:

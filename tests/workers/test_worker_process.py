@@ -44,6 +44,8 @@ from tests.workers.step_plans import (
     worker_settings,
 )
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[7, 100, 200, 300, 5], list(range(60, 101)), [9]]
 NUM_TOKENS = 10
 STEPS_MAX = 5000  # of a tiny model: more than it makes in a few seconds

@@ -11,6 +11,7 @@ from PIL import Image
 
 from airside.vision_workers.families.family import ImageShape, UnsupportedModel
 from airside.vision_workers.families.image_processor import load_image_processor, processor_config
+from airside.vision_workers.image_error import Cause, ImageError
 from airside.vision_workers.pixels import levels_of, pixels_of, resize, spread
 
 _IMAGE_TOKEN_ID_DEFAULT = 32_000  # of LlavaConfig, as the values below
@@ -19,6 +20,10 @@ _NO_TOWER_CONFIG = {"image_size": 336, "patch_size": 14}
 
 _PLAIN_PROCESSORS = ("CLIPImageProcessorPil", "SiglipImageProcessorPil", "LlavaImageProcessorPil")
 """Those that resize, cut out the middle, rescale and normalise, in this order."""
+
+
+_PADDED_SIDE_MAX = 8192
+"""Of a picture that is padded to a square before it is scaled: 64 million pixels, however few it has itself."""
 
 
 class Llava:
@@ -47,7 +52,12 @@ class Llava:
 
     def shape(self, width: int, height: int) -> ImageShape:
         """As `Family.shape`: image tokens alone, the same number for every size."""
-        del width, height
+        if self._processor.do_pad and max(width, height) > _PADDED_SIDE_MAX:
+            raise ImageError(
+                Cause.TOO_MANY_PIXELS,
+                f"the picture is {width}x{height} pixels; this model pads it to a square, so neither side may be more "
+                f"than {_PADDED_SIDE_MAX}",
+            )
         return self._shape
 
     def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:

@@ -137,7 +137,8 @@ class Connection:
 class _Reader(io.RawIOBase):
     """Reads that wait as long as the deadline leaves, however the bytes trickle in.
 
-    It counts them too: `http.client` skips any number of interim answers, and takes a chunk of size -1 for all there is.
+    It counts them too: `http.client` skips any number of interim answers, and takes a chunk of size -1 for all that
+    there is.
     """
 
     def __init__(self, source: socket.socket, deadline: Deadline) -> None:

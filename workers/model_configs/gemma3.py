@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airside.workers.model_config import CheckpointError, ModelConfig, RopeConfig, SlidingWindowConfig
+from airside.workers.model_config import CheckpointError, ModelConfig, PictureTokens, RopeConfig, SlidingWindowConfig
 from airside.workers.model_configs.decoder import decoder, read_rope
 from airside.workers.model_configs.vision_tower import SIGLIP_DEFAULTS, TowerConfig, tower_values
 
@@ -115,9 +115,11 @@ def _parse_gemma3(config: Mapping[str, Any], eos_token_ids: tuple[int, ...], fil
         architecture="Gemma3ForConditionalGeneration",
         dtype=config.get("dtype") or config.get("torch_dtype") or language.dtype,
         image_token_id=config.get("image_token_id", config.get("image_token_index", 262_144)),
-        image_mark_id=config.get("boi_token_id", config.get("boi_token_index", 255_999)),
-        image_mark_text=("\n\n", "\n\n"),
-        atomic_image_tokens=tokens_per_image,
+        pictures=PictureTokens(
+            mark_id=config.get("boi_token_id", config.get("boi_token_index", 255_999)),
+            mark_text=("\n\n", "\n\n"),
+            num_atomic=tokens_per_image,
+        ),
         vision=_vision(config.get("vision_config") or {}, tokens_per_image, file),
     )
 

@@ -23,12 +23,8 @@ from airside.workers.models.vision_layers import LayerNorm
 from airside.workers.models.vision_transformer import VisionTransformer
 from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
 from airside.workers.step_batch import StepBatch
+from airside.workers.weights.release_names import DECODERS, HEADS, TOWERS, find_name
 from airside.workers.weights.weight_source import WeightSource
-
-_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
-_HEADS = ("language_model.lm_head", "lm_head")
-_TOWERS = ("vision_tower.vision_model.", "vision_tower.", "model.vision_tower.vision_model.", "model.vision_tower.")
-"""Where the checkpoints of different releases of transformers have the same tensors."""
 
 
 class Gemma3Layer:
@@ -68,7 +64,7 @@ class Gemma3ForCausalLM:
         prefixes: tuple[str, ...] = ("model.", ""),
         heads: tuple[str, ...] = ("lm_head",),
     ) -> None:
-        at = next((p for p in prefixes if weights.has(f"{p}embed_tokens.weight")), prefixes[0])
+        at = find_name(weights, prefixes, "embed_tokens.weight")
         vocab, hidden, sliding = config.vocab_size, config.hidden_size, config.sliding
         self._eps = config.rms_norm_eps
         self._embedding = VocabParallelEmbedding(weights, f"{at}embed_tokens", vocab, hidden, group)
@@ -87,7 +83,7 @@ class Gemma3ForCausalLM:
         # Rounded to the weights' dtype, as the embeddings were trained with.
         self._embedding_scale = torch.tensor(hidden**0.5, dtype=head.dtype, device=head.device)
         if not config.tie_word_embeddings:
-            name = next((head for head in heads if weights.has(f"{head}.weight")), heads[0])
+            name = find_name(weights, heads, ".weight")
             head = read_vocab_rows(weights, name, vocab, hidden, group)
         self._head = VocabParallelHead(head, vocab, group)
         self._rotary = RotaryTable(config, max_positions, head.device)
@@ -127,11 +123,10 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     """
 
     def __init__(self, config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> None:
-        super().__init__(config, weights, group, max_positions, _TEXT_PREFIXES, _HEADS)
+        super().__init__(config, weights, group, max_positions, DECODERS, HEADS)
         assert isinstance(config.vision, Gemma3VisionConfig)
         vision = config.vision
-        positions = "embeddings.position_embedding.weight"
-        tower = next((at for at in _TOWERS if weights.has(at + positions)), _TOWERS[0])
+        tower = find_name(weights, TOWERS, "embeddings.position_embedding.weight")
         self._num_layers = vision.num_layers
         self._tower = VisionTransformer(weights, tower, vision, has_class_token=False)
         self._tower_norm = LayerNorm(weights, f"{tower}post_layernorm", vision)
@@ -151,7 +146,7 @@ class Projector:
     """Pools the patches of a picture, and takes them to the decoder's hidden size."""
 
     def __init__(self, weights: WeightSource, hidden: int, vision: Gemma3VisionConfig) -> None:
-        at = "" if weights.has("multi_modal_projector.mm_soft_emb_norm.weight") else "model."
+        at = find_name(weights, ("", "model."), "multi_modal_projector.mm_soft_emb_norm.weight")
         self._vision = vision
         self._norm = weights.read(f"{at}multi_modal_projector.mm_soft_emb_norm.weight", (vision.hidden_size,))
         name = f"{at}multi_modal_projector.mm_input_projection_weight"

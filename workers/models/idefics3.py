@@ -12,6 +12,7 @@ from airside.workers.model_configs.idefics3 import Idefics3VisionConfig
 from airside.workers.models.idefics3_vision import VisionTower
 from airside.workers.models.llama import LlamaForCausalLM
 from airside.workers.parallel import RankGroup
+from airside.workers.weights.release_names import find_name
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -26,7 +27,7 @@ class Idefics3ForConditionalGeneration(LlamaForCausalLM):
         super().__init__(config, weights, group, max_positions, ("model.text_model.", "text_model."))
         assert isinstance(config.vision, Idefics3VisionConfig)
         vision = config.vision
-        at = "" if weights.has("vision_model.post_layernorm.weight") else "model."
+        at = find_name(weights, ("model.", ""), "vision_model.post_layernorm.weight")
         self._tower = VisionTower(weights, f"{at}vision_model", vision)
         self._scale_factor = vision.scale_factor
         shuffled = vision.hidden_size * vision.scale_factor**2

@@ -12,6 +12,7 @@ from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, no
 from airside.workers.model_config import ModelConfig
 from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
 from airside.workers.step_batch import StepBatch
+from airside.workers.weights.release_names import find_name
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -45,7 +46,7 @@ class LlamaForCausalLM:
         prefixes: tuple[str, ...] = ("model.", ""),
         heads: tuple[str, ...] = ("lm_head",),
     ) -> None:
-        at = next((p for p in prefixes if weights.has(f"{p}embed_tokens.weight")), prefixes[0])
+        at = find_name(weights, prefixes, "embed_tokens.weight")
         vocab, hidden = config.vocab_size, config.hidden_size
         self._eps = config.rms_norm_eps
         self._embedding = VocabParallelEmbedding(weights, f"{at}embed_tokens", vocab, hidden, group)
@@ -56,7 +57,7 @@ class LlamaForCausalLM:
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
         head = self._embedding.weight
         if not config.tie_word_embeddings:
-            name = next((head for head in heads if weights.has(f"{head}.weight")), heads[0])
+            name = find_name(weights, heads, ".weight")
             head = read_vocab_rows(weights, name, vocab, hidden, group)
         self._head = VocabParallelHead(head, vocab, group)
         self._rotary = RotaryTable(config, max_positions, head.device)

@@ -14,12 +14,8 @@ from airside.workers.models.llama import LlamaForCausalLM
 from airside.workers.models.vision_layers import activation
 from airside.workers.models.vision_transformer import VisionTransformer
 from airside.workers.parallel import RankGroup
+from airside.workers.weights.release_names import DECODERS, HEADS, TOWERS, find_name
 from airside.workers.weights.weight_source import WeightSource
-
-_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
-_HEADS = ("language_model.lm_head", "lm_head")
-_TOWERS = ("vision_tower.vision_model.", "vision_tower.", "model.vision_tower.vision_model.", "model.vision_tower.")
-"""Where the checkpoints of different releases of transformers have the same tensors."""
 
 
 class LlavaForConditionalGeneration(LlamaForCausalLM):
@@ -30,13 +26,12 @@ class LlavaForConditionalGeneration(LlamaForCausalLM):
     """
 
     def __init__(self, config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> None:
-        super().__init__(config, weights, group, max_positions, _TEXT_PREFIXES, _HEADS)
+        super().__init__(config, weights, group, max_positions, DECODERS, HEADS)
         assert isinstance(config.vision, LlavaVisionConfig)
         self._vision = vision = config.vision
-        positions = "embeddings.position_embedding.weight"
         self._tower = VisionTransformer(
             weights,
-            next((at for at in _TOWERS if weights.has(at + positions)), _TOWERS[0]),
+            find_name(weights, TOWERS, "embeddings.position_embedding.weight"),
             vision,
             has_class_token=vision.has_class_token,
             num_layers=max(vision.states),
@@ -59,7 +54,7 @@ class Projector:
     """Two layers from the tower's hidden size to the decoder's."""
 
     def __init__(self, weights: WeightSource, hidden: int, vision: LlavaVisionConfig) -> None:
-        at = "" if weights.has("multi_modal_projector.linear_1.weight") else "model."
+        at = find_name(weights, ("", "model."), "multi_modal_projector.linear_1.weight")
 
         def layer(name: str, in_features: int) -> Linear:
             name = f"{at}multi_modal_projector.{name}"

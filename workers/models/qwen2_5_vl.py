@@ -11,6 +11,7 @@ from airside.workers.model_configs.qwen2_5_vl import Qwen25VisionConfig
 from airside.workers.models.llama import LlamaForCausalLM
 from airside.workers.models.qwen2_5_vl_vision import VisionTower
 from airside.workers.parallel import RankGroup
+from airside.workers.weights.release_names import find_name
 from airside.workers.weights.weight_source import WeightSource
 
 _TEXT_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.")
@@ -28,7 +29,7 @@ class Qwen25VLForConditionalGeneration(LlamaForCausalLM):
     def __init__(self, config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> None:
         super().__init__(config, weights, group, max_positions, _TEXT_PREFIXES, ("lm_head", "language_model.lm_head"))
         assert isinstance(config.vision, Qwen25VisionConfig)
-        at = next((at for at in _TOWERS if weights.has(f"{at}.patch_embed.proj.weight")), _TOWERS[0])
+        at = find_name(weights, _TOWERS, ".patch_embed.proj.weight")
         self._tower = VisionTower(weights, at, config.vision, config.hidden_size)
 
     def encode_image(self, pixels: Mapping[str, Tensor]) -> Tensor:

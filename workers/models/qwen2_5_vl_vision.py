@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from airside.workers import ops
-from airside.workers.linear import Linear, make_linear
+from airside.workers.linear import make_linear
 from airside.workers.model_configs.qwen2_5_vl import Qwen25VisionConfig
+from airside.workers.models.vision_layers import biased_linear
 from airside.workers.weights.weight_source import WeightSource
 
 _EPS = 1e-6  # of all norms
@@ -68,8 +69,8 @@ class VisionTower:
         ]
         joined = hidden * config.merge_size**2
         self._norm = weights.read(f"{prefix}.merger.ln_q.weight", (hidden,))
-        self._merge = _linear(weights, f"{prefix}.merger.mlp.0", joined, joined)
-        self._out = _linear(weights, f"{prefix}.merger.mlp.2", out_features, joined)
+        self._merge = biased_linear(weights, [f"{prefix}.merger.mlp.0"], joined, joined)
+        self._out = biased_linear(weights, [f"{prefix}.merger.mlp.2"], out_features, joined)
         angles = config.hidden_size // config.num_heads // 2
         exponents = torch.arange(0, angles, 2, dtype=torch.float32) / angles
         self._frequencies = 1.0 / (config.rope_theta**exponents)  # radians per patch, of each pair of an axis
@@ -112,12 +113,11 @@ class VisionLayer:
         hidden, inner = config.hidden_size, config.intermediate_size
         self._norm1 = weights.read(f"{prefix}.norm1.weight", (hidden,))
         self._norm2 = weights.read(f"{prefix}.norm2.weight", (hidden,))
-        self._qkv = _linear(weights, f"{prefix}.attn.qkv", 3 * hidden, hidden)
-        self._out = _linear(weights, f"{prefix}.attn.proj", hidden, hidden)
-        names = [f"{prefix}.mlp.{name}" for name in ("gate_proj", "up_proj")]
-        gate_up = torch.cat([weights.read(f"{name}.weight", (inner, hidden)) for name in names])
-        self._gate_up = make_linear(gate_up, torch.cat([weights.read(f"{name}.bias", (inner,)) for name in names]))
-        self._down = _linear(weights, f"{prefix}.mlp.down_proj", hidden, inner)
+        self._qkv = biased_linear(weights, [f"{prefix}.attn.qkv"], 3 * hidden, hidden)
+        self._out = biased_linear(weights, [f"{prefix}.attn.proj"], hidden, hidden)
+        gate_up = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        self._gate_up = biased_linear(weights, gate_up, inner, hidden)
+        self._down = biased_linear(weights, [f"{prefix}.mlp.down_proj"], hidden, inner)
 
     def __call__(self, x: Tensor, turns: Tensor, runs: tuple[tuple[int, int], ...]) -> Tensor:
         """[num_patches, hidden] -> the same shape.
@@ -156,8 +156,3 @@ def _rotate(heads: Tensor, turns: Tensor) -> Tensor:
 def _reorder(patches: Tensor, order: Tensor, merge_size: int) -> Tensor:
     """Rows of patches, the squares that become a token in another order."""
     return patches.view(len(order), merge_size**2, -1)[order].flatten(0, 1)
-
-
-def _linear(weights: WeightSource, name: str, out_features: int, in_features: int) -> Linear:
-    bias = weights.read(f"{name}.bias", (out_features,))
-    return make_linear(weights.read(f"{name}.weight", (out_features, in_features)), bias)

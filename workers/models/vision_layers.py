@@ -1,4 +1,4 @@
-"""What the vision towers of CLIP and SigLIP are made of."""
+"""What vision towers are made of: those of CLIP and SigLIP, and in part others."""
 
 from __future__ import annotations
 
