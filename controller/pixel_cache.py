@@ -98,8 +98,8 @@ class PixelCache:
             None, self.idle_bytes - self._bytes_max
         )
 
-    def make_room(self, segment: str, num_bytes: int) -> list[Slab]:
-        """Frees idle slabs of a segment, of at least so many bytes if there are as many."""
+    def make_room(self, segment: str | None, num_bytes: int) -> list[Slab]:
+        """Frees idle slabs of a segment (None: of all), of at least so many bytes if there are as many."""
         return self._evict(segment, num_bytes)
 
     def holds(self, ref: PixelsRef) -> bool:

@@ -60,7 +60,7 @@ class VisionDesk:
             case msg.ImageFailed():
                 self.perform(self._images.image_failed(peer, message, now))
             case msg.ArenaFull():
-                self.perform(self._images.arena_full(peer, message.num_bytes, now))
+                self.perform(self._images.arena_full(peer, message.num_bytes, now, message.is_memory_full))
 
     def may_join(self, peer: str, segment: str) -> bool:
         """Whether a segment's name is new: an earlier owner's pixels may still be read there. If not, says so."""

@@ -166,13 +166,19 @@ class VisionLedger:
         """
         return self._dispatch.stuck(now)
 
-    def arena_full(self, name: str, num_bytes: int, now: float) -> list[Effect]:
-        """The oldest job of the worker is done, and waits for so many bytes: what is idle there makes room."""
+    def arena_full(self, name: str, num_bytes: int, now: float, is_memory_full: bool = False) -> list[Effect]:
+        """The oldest job of the worker is done, and waits for so many bytes: what is idle there makes room.
+
+        Where all the machine's shared memory is full, what is idle anywhere does; what else the worker waits for, it
+        does not for ever.
+        """
         peer = self._peers.get(name)
         if peer is None or peer.oldest is None:
             return []
         peer.room_wanted, peer.progress_at = num_bytes, now
-        freed = self._release(self._cache.make_room(peer.segment, num_bytes))
+        freed = self._release(self._cache.make_room(None if is_memory_full else peer.segment, num_bytes))
+        if is_memory_full:
+            return freed
         effects = freed or self._dispatch.move(peer.oldest, now) or self._break_deadlock(peer, peer.oldest, now)
         peer.was_helped = bool(freed)
         return effects

@@ -74,6 +74,7 @@ class ArenaFull(Message):
     """A picture is done and waits for a slab of so many bytes. Said again, a few times a second, while it waits."""
 
     num_bytes: int
+    is_memory_full: bool = False  # there is room for it in the arena, but the machine has no shared memory left
 
 
 @message(57)

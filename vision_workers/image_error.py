@@ -23,6 +23,7 @@ class Cause(StrEnum):
     TOO_MANY_PIXELS = "too_many_pixels"
     TOO_EXTREME_ASPECT = "too_extreme_aspect"
     ARENA_TOO_SMALL = "arena_too_small"
+    MEMORY_FULL = "memory_full"  # the machine's shared memory
     NOT_ALLOWED = "not_allowed"  # its URL
     FETCH_FAILED = "fetch_failed"
     FETCH_TIMEOUT = "fetch_timeout"

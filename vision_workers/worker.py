@@ -46,6 +46,9 @@ HEARTBEAT_S = 1.0
 ARENA_FULL_S = 0.1
 """How often the controller is told that a picture waits for room."""
 
+MEMORY_FULL_MAX_S = 3.0
+"""For so long a picture waits for shared memory while the machine has none."""
+
 WINDOW_JOBS = 4
 """Credits at the start. The controller gives more than one job only while they are small."""
 
@@ -63,6 +66,7 @@ class _InHand:
 
     job: Job
     picture: Picture
+    memory_full_since: float | None = None  # when the machine first had no memory for its tensors
 
     @property
     def key(self) -> Key:
@@ -218,46 +222,59 @@ class VisionWorker:
         elif isinstance(outcome, ImageError):
             self._refuse(hand.key, outcome)
             self._conclude(hand, None)
-        elif not self._waits_for_room and self._has_room(outcome):
-            self._conclude(hand, self._deliver(hand.key, outcome, prepared))
         elif not self._waits_for_room:
-            self._waits_for_room = True
-            self._ask_for_room(slab_bytes(outcome))
+            self._deliver(hand, outcome, prepared)
 
-    def _has_room(self, tensors: Tensors) -> bool:
-        """Also for those for which there never will be any: they fail when they are written."""
-        return self._arena.can_write(tensors) or slab_bytes(tensors) > self._arena.bytes_total
-
-    def _ask_for_room(self, num_bytes: int) -> None:
-        now = time.monotonic()
-        if now - self._last_arena_full >= ARENA_FULL_S:
-            self._last_arena_full = now
-            self._link.send(ArenaFull(num_bytes=num_bytes))
-
-    def _deliver(self, key: Key, tensors: Tensors, prepared: Prepared) -> Pixels | None:
-        pixels = attempt(functools.partial(self._write, tensors))
+    def _deliver(self, hand: _InHand, tensors: Tensors, prepared: Prepared) -> None:
+        """Writes the tensors; if there is no room for them, asks for some, and they wait."""
+        pixels = attempt(functools.partial(self._write, hand, tensors))
         if isinstance(pixels, ImageError):
-            self._refuse(key, pixels)
-            return None
-        return Pixels(*key, pixels=pixels, process_s=prepared.process_s, decode_s=prepared.decode_s)
+            self._refuse(hand.key, pixels)
+            self._conclude(hand, None)
+        elif pixels is None:
+            self._waits_for_room = True
+        else:
+            process_s, decode_s = prepared.process_s, prepared.decode_s
+            self._conclude(hand, Pixels(*hand.key, pixels=pixels, process_s=process_s, decode_s=decode_s))
 
-    def _write(self, tensors: Tensors) -> PixelsRef:
+    def _write(self, hand: _InHand, tensors: Tensors) -> PixelsRef | None:
+        """Where the tensors are; None: there is no room now. Raises ImageError when there will be none."""
         wanted = slab_bytes(tensors)
         if wanted > self._arena.bytes_total:
             raise ImageError(
                 Cause.ARENA_TOO_SMALL,
                 f"its tensors take {wanted} bytes; the arena has {self._arena.bytes_total} (vision.arena)",
             )
+        if not self._arena.can_write(tensors):
+            self._ask_for_room(ArenaFull(wanted))
+            return None
         try:
             return self._arena.write_tensors(tensors)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise ImageError(
-                Cause.ARENA_TOO_SMALL,
-                "the machine's shared memory (/dev/shm) is full; it must have room for vision.arena of each vision "
-                "worker",
-            ) from error
+            if self._has_waited(hand):
+                raise ImageError(
+                    Cause.MEMORY_FULL,
+                    "the machine's shared memory (/dev/shm) is full; it must have room for vision.arena of each vision "
+                    "worker",
+                ) from error
+            self._ask_for_room(ArenaFull(wanted, is_memory_full=True))
+            return None
+
+    @staticmethod
+    def _has_waited(hand: _InHand) -> bool:
+        """Whether the machine had no memory for this one for long: it may not be ours to free."""
+        now = time.monotonic()
+        if hand.memory_full_since is None:
+            hand.memory_full_since = now
+        return now - hand.memory_full_since > MEMORY_FULL_MAX_S
+
+    def _ask_for_room(self, message: ArenaFull) -> None:
+        now = time.monotonic()
+        if now - self._last_arena_full >= ARENA_FULL_S:
+            self._last_arena_full = now
+            self._link.send(message)
 
     def _conclude(self, hand: _InHand, last: Pixels | None) -> None:
         self._started.remove(hand)

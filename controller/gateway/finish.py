@@ -29,6 +29,9 @@ _OUR_FAULT = ("internal: ", "the vision worker ")
 _DIED = " died on it"
 """How they end for a picture that cost vision workers their lives: it may be to blame, but they should outlive any."""
 
+_MEMORY_FULL = "memory_full: "
+"""How they go on where there was no memory for its pixels, which may be over soon."""
+
 _NOT_ALLOWED = "not_allowed: "
 """How they go on where the server must not fetch the picture from its URL."""
 
@@ -144,6 +147,8 @@ def _vision_error(detail: str) -> RequestError:
     _image, _, what = detail.partition(": ")
     if what.startswith(_OUR_FAULT) or _DIED in what:
         return RequestError(_Code.INTERNAL, detail)
+    if what.startswith(_MEMORY_FULL):
+        return RequestError(_Code.RESOURCE_EXHAUSTED, detail, retry_after_s=RETRY_AFTER_S)
     if what.startswith(_NOT_ALLOWED):
         return RequestError(_Code.PERMISSION_DENIED, detail, "images")
     return RequestError(_Code.INVALID_ARGUMENT, detail, "images")

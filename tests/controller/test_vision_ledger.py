@@ -219,6 +219,21 @@ def test_the_cache_gives_way_to_a_picture_that_waits_for_room() -> None:
     assert ledger.end(6, NOW) == [Send("v0", Release(128))]  # room is still wanted: not kept
 
 
+def test_where_the_machine_is_full_every_segment_gives_way() -> None:
+    ledger = ledger_with(("v0", 1), ("v1", 1))
+    for seq_id in (1, 2):
+        add(ledger, seq_id, known(seq_id))
+    for seq_id, worker in ((1, "v0"), (2, "v1")):
+        done(ledger, worker, seq_id, 0, 1)
+        ledger.end(seq_id, NOW)
+    add(ledger, 3, known(3))  # v0's
+    assert ledger.arena_full("v0", 100, NOW, is_memory_full=True) == [Send("v0", Release(0)), Send("v1", Release(0))]
+    assert ledger.cache_bytes == 0
+    assert ledger.arena_full("v0", 100, NOW, is_memory_full=True) == []  # it waits, and nobody is blamed for it
+    assert ledger.stuck(NOW + 1) == []
+    ledger.check()
+
+
 # --- bounds and numbers -----------------------------------------------------------------------------------------------
 
 

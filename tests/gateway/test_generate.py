@@ -165,6 +165,7 @@ def test_an_unfinished_character_is_flushed_before_the_end(client: Client, contr
         ("vision_failed", "image 0: it is cut off", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
         ("vision_failed", "image 0: damaged: internal: no", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
         ("vision_failed", "image 0: internal: the vision worker failed on it", grpc.StatusCode.INTERNAL, [], False),
+        ("vision_failed", "image 2: memory_full: no", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
         ("vision_failed", "image 2: not_allowed: no", grpc.StatusCode.PERMISSION_DENIED, ["images"], False),
         ("vision_failed", "image 2: fetch_timeout: no", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
         ("structured_output_failed", "no token continues the grammar", _PRECONDITION, ["structure"], False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -22,16 +23,18 @@ from tests.checkpoints import make_idefics3
 from tests.cluster.up_server import PATIENCE_S, UpServer, new_home
 from tests.real_processes import wait_until
 from tests.system.local_server import Answer, LocalServer
-from tests.system.new_pictures import ask_about, picture
+from tests.system.picture_requests import in_new_file, picture, request
 
 pytestmark = pytest.mark.slow
 
 NUM_PICTURES = 20
+UP_WORKERS = 3
 NUM_CLIENTS = 6
 KILL_EVERY_S = 1.0
+PAUSE_S = 0.2  # before each request of a client: else all were over before the second kill
 STOPPED_OF = 4  # one in so many is stopped (SIGSTOP) instead of killed
 IMPATIENT = {
-    "vision.autoscaling_config.min_replicas": 2,
+    "vision.autoscaling_config.min_replicas": UP_WORKERS,
     "cluster.silence_timeout_s": 3,
     "vision.job_timeout_s": 3,
 }
@@ -51,18 +54,25 @@ class Crowd:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._inference = InferenceStub(channel)
+        self._files = [picture(96 + number % 7, 64 + number % 5, turn=37 * number) for number in range(NUM_PICTURES)]
+        self._file_numbers = itertools.count()
         self._quiet = [self._ask(number) for number in range(NUM_PICTURES)]
         assert len({tuple(tokens) for tokens in self._quiet}) > NUM_PICTURES // 2, "hardly told apart"
 
     def _ask(self, number: int) -> list[int]:
-        request = ask_about(picture(number))
-        return Answer(list(self._inference.Generate(request, timeout=2 * PATIENCE_S))).token_ids
+        asked = request("<image>What is it?", in_new_file(self._files[number], next(self._file_numbers)), max_tokens=6)
+        return Answer(list(self._inference.Generate(asked, timeout=2 * PATIENCE_S))).token_ids
 
-    def ask(self, num_requests: int, turn: Callable[[], None]) -> None:
+    def ask(self, num_requests: int, turn: Callable[[], None], pause_s: float = 0.0) -> None:
         """Sends so many requests, a few at a time. `turn` is called again and again meanwhile, in this thread."""
+
+        def ask_after_a_pause(number: int) -> list[int]:
+            time.sleep(pause_s)
+            return self._ask(number)
+
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             numbers = [count % NUM_PICTURES for count in range(num_requests)]
-            answers: list[Future[list[int]]] = [pool.submit(self._ask, number) for number in numbers]
+            answers: list[Future[list[int]]] = [pool.submit(ask_after_a_pause, number) for number in numbers]
             while not all(answer.done() for answer in answers):
                 turn()
         wrong = [
@@ -90,8 +100,9 @@ class Killer:
         if time.monotonic() < self._next:
             return
         self._next += KILL_EVERY_S
-        rows = self._control.ListWorkers(pb.ListWorkersRequest(), timeout=PATIENCE_S).workers
-        up = [row.pid for row in rows if row.role == "vision_worker" and row.state in ("ready", "busy")]
+        reply = self._control.ListWorkers(pb.ListWorkersRequest(), timeout=PATIENCE_S)
+        assert "failed to start" not in reply.vision_pending, "they were up, and are to be replaced soon"
+        up = [row.pid for row in reply.workers if row.role == "vision_worker" and row.state in ("ready", "busy")]
         up = [pid for pid in up if pid not in self.victims]
         if not up:
             return
@@ -183,12 +194,11 @@ def test_two_hundred_pictures_while_a_vision_worker_is_killed_every_second(up: U
             time.sleep(0.02)
 
         while len(killer.victims) <= STOPPED_OF:
-            crowd.ask(200, kill)
+            crowd.ask(200, kill, PAUSE_S)
         wait_until(
-            lambda: all(map(has_ended, killer.victims)) and len(up.vision_workers()) == 2,
+            lambda: all(map(has_ended, killer.victims)) and len(up.vision_workers()) == UP_WORKERS,
             PATIENCE_S,
             "all killed ones are replaced",
         )
         crowd.ask(NUM_PICTURES, lambda: time.sleep(0.02))
     assert up.pids("controller", "gateway", "worker") == others
-    assert "failed to start" not in up.text()

@@ -191,18 +191,36 @@ def test_a_picture_larger_than_the_arena_fails(script: Any) -> None:
     script.expect(Credit)
 
 
-@pytest.mark.usefixtures("running")
-def test_a_picture_for_which_the_machine_has_no_memory_fails_alone(
-    script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_space(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
+def no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "full")
 
+
+@pytest.mark.usefixtures("running")
+def test_a_picture_waits_while_the_machine_has_no_memory(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", no_space)
         script.send(job(1), png())
-        failed = script.expect(ImageFailed)
-    assert failed.cause == "arena_too_small"
+        for _ in range(3):
+            assert script.expect(ArenaFull) == ArenaFull(64 * 64 * 3, is_memory_full=True)
+    while isinstance(message := script.next(), ArenaFull):
+        pass
+    assert isinstance(message, Pixels)
+    script.expect(Credit)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_picture_for_which_the_machine_has_no_memory_for_long_fails_alone(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MEMORY_FULL_MAX_S", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", no_space)
+        script.send(job(1), png())
+        assert script.expect(ArenaFull).is_memory_full
+        while isinstance(failed := script.next(), ArenaFull):
+            pass
+    assert isinstance(failed, ImageFailed)
+    assert failed.cause == "memory_full"
     assert "/dev/shm" in failed.detail
     assert "vision.arena" in failed.detail
     script.expect(Credit)
