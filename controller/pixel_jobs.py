@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from airside.proto.work_marks import JobKey
+
 if TYPE_CHECKING:
     from airside.controller.pixel_cache import Slab
 
 ImageKey = tuple[int, int]
 """(seq_id, image_index)"""
-
-JobKey = tuple[int, int, int]
-"""(seq_id, image_index, epoch): what a message of a vision worker is about"""
 
 
 class JobState(Enum):

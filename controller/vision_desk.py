@@ -13,6 +13,7 @@ from airside.controller.post import Post
 from airside.controller.segments import unlink_segment
 from airside.controller.vision_ledger import VisionLedger, image_files
 from airside.proto import messages as msg
+from airside.proto.work_marks import read_marks
 
 Said = msg.Credit | msg.Fetched | msg.Shape | msg.Pixels | msg.ImageFailed | msg.ArenaFull
 """What a vision worker says of its work."""
@@ -77,7 +78,9 @@ class VisionDesk:
 
     def lose(self, peer: str) -> None:
         """A vision worker is gone."""
-        self.perform(self._images.lose(peer, time.monotonic()))
+        segment = self._images.segment_of(peer)
+        at_work = None if segment is None else read_marks(segment)
+        self.perform(self._images.lose(peer, time.monotonic(), at_work))
 
     def perform(self, effects: Sequence[does.Effect]) -> None:
         """Does what the ledger says is to be done."""

@@ -13,11 +13,12 @@ from itertools import dropwhile, takewhile
 from airside.controller.job_book import JobBook
 from airside.controller.job_queue import place, turn
 from airside.controller.pixel_cache import PixelCache
-from airside.controller.pixel_jobs import JobKey, JobState, KnownShape, PixelJob
+from airside.controller.pixel_jobs import JobState, KnownShape, PixelJob
 from airside.controller.vision_effects import Effect, Send
 from airside.controller.vision_forecast import Forecast
 from airside.controller.vision_peers import VisionPeer, VisionPeers
 from airside.proto import messages as msg
+from airside.proto.work_marks import JobKey
 
 WITNESSED_MAX = 4
 """A picture that was in the hands of so many times `attempts_max` lost workers is refused whoever was blamed."""
@@ -135,7 +136,7 @@ class VisionDispatch:
             job.blamed += 1
         jobs = peer.held()
         for job in jobs:
-            job.witnessed += job.state is not JobState.FETCHING and job.key not in peer.undelivered
+            job.witnessed += job.state is not JobState.FETCHING and job.key not in peer.untouched
             self.jobs.put_back(job)
         return [job for job in jobs if self._is_given_up(job)]
 

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from airside.controller.arena_deadlock import deadlocked
 from airside.controller.pixel_cache import PixelCache, Slab
-from airside.controller.pixel_jobs import Image, JobKey, KnownShape, PixelJob
+from airside.controller.pixel_jobs import Image, KnownShape, PixelJob
 from airside.controller.step_reads import StepReads
 from airside.controller.vision_dispatch import VisionDispatch, VisionLimits
 from airside.controller.vision_effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
 from airside.controller.vision_peers import VisionPeer
 from airside.proto import messages as msg
+from airside.proto.work_marks import JobKey
 
 HASH_BYTES = 16
 """Of what a picture contains."""
@@ -142,13 +143,18 @@ class VisionLedger:
         """The worker did not take this message, and is about to be lost."""
         peer = self._peers.get(name)
         if peer is not None and isinstance(message, msg.Probe | msg.Job):
-            peer.undelivered.add((message.seq_id, message.image_index, message.epoch))
+            peer.untouched.add((message.seq_id, message.image_index, message.epoch))
 
-    def lose(self, name: str, now: float) -> list[Effect]:
-        """The worker is gone. Its jobs go to others; its segment stays as long as a live sequence needs it."""
+    def lose(self, name: str, now: float, at_work: Collection[JobKey] | None = None) -> list[Effect]:
+        """The worker is gone. Its jobs go to others; its segment stays as long as a live sequence needs it.
+
+        `at_work`: what it was looking into, if that is known; nothing else is to blame then.
+        """
         peer = self._peers.leave(name)
         if peer is None:
             return []
+        if at_work is not None:
+            peer.was_at(at_work)
         effects: list[Effect] = []
         for job in self._dispatch.lose(peer, now):
             effects += self._fail(job, f"vision worker lost: {_in_words(self._limits.attempts_max)} died on it")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from airside.controller.pixel_jobs import JobKey, JobState, PixelJob
+from airside.controller.pixel_jobs import JobState, PixelJob
+from airside.proto.work_marks import JobKey
 
 WINDOW_PIXELS = 1_000_000
 """A worker gets a second job only while those in its hand have no more pixels together, some hundredths of a second of
@@ -38,7 +39,7 @@ class VisionPeer:
     # Headers it was asked for, in that order; also those that nobody wants any more, since it looks into them still.
     probes: dict[JobKey, PixelJob] = field(default_factory=dict)
     fetches: dict[JobKey, PixelJob] = field(default_factory=dict)  # files it was asked for
-    undelivered: set[JobKey] = field(default_factory=set)  # of all these, what it did not take: it is gone
+    untouched: set[JobKey] = field(default_factory=set)  # of all these, what it has not looked into: it is gone
     jobs_done: int = 0
     # When it last had nothing to do before it got a job, or told of the end of one, or that one waits for room.
     progress_at: float = 0.0
@@ -160,15 +161,20 @@ class VisionPeer:
         That is a job or a header; if it may have been either, or a job that was cancelled, nobody is blamed: they are
         tried alone next.
         """
-        overdue = [job for job in self.overdue(now, job_s, fetch_s) if not self.cancelled or job.key not in self.jobs]
-        jobs, probes = self._delivered(self.at_work), self._delivered(self.probes.values())
+        late = self._touched(self.overdue(now, job_s, fetch_s))
+        overdue = [job for job in late if not self.cancelled or job.key not in self.jobs]
+        jobs, probes = self._touched(self.at_work), self._touched(self.probes.values())
         at_work = [*jobs[:1], *probes[:1]]
         blamed = overdue or (at_work if len(at_work) == 1 and not self.cancelled else [])
         return [job for job in blamed if job.state is not JobState.OVER]
 
-    def _delivered(self, jobs: Iterable[PixelJob]) -> list[PixelJob]:
+    def was_at(self, keys: Collection[JobKey]) -> None:
+        """It has looked into nothing else at its end: the rest was done, or waited, as for one that was stopped."""
+        self.untouched |= {*self.jobs, *self.probes}.difference(keys)
+
+    def _touched(self, jobs: Iterable[PixelJob]) -> list[PixelJob]:
         """Those that it may have seen. One that is gone and had nothing to do gets a job before anybody knows."""
-        return [job for job in jobs if job.key not in self.undelivered]
+        return [job for job in jobs if job.key not in self.untouched]
 
     @property
     def state(self) -> str:

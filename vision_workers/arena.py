@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airside.proto.messages import PixelsRef, TensorRef
+from airside.proto.work_marks import JobKey, Work
 from airside.vision_workers.segment import HEADER_BYTES, PAGE_BYTES, Segment
 from airside.vision_workers.slabs import Slabs, aligned
 
@@ -47,6 +49,10 @@ class Arena:
     def bytes_total(self) -> int:
         """The largest slab there can ever be."""
         return self._slabs.bytes_total
+
+    def marked(self, work: Work, key: JobKey) -> AbstractContextManager[None]:
+        """Meanwhile the segment says that this is being looked into, so that a death is blamed on it."""
+        return self._segment.marked(work, key)
 
     def can_write(self, tensors: Tensors) -> bool:
         """Whether there is a gap for these tensors now."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -35,6 +36,7 @@ class Picture:
     """One picture on its way through the thread. The loop may take its wish back at any time, and then forgets it."""
 
     data: bytes
+    at_work: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for as long as the thread is at it
     is_wanted: bool = True
     prepared: Prepared | None = None
 
@@ -98,9 +100,13 @@ class Preparation:
         return True
 
     def _prepare(self, picture: Picture) -> Prepared:
-        """Looks between the two halves whether anybody still wants the picture: each may take long."""
         if not picture.is_wanted:
             return Prepared(None)
+        with picture.at_work():
+            return self._make(picture)
+
+    def _make(self, picture: Picture) -> Prepared:
+        """Looks between the two halves whether anybody still wants the picture: each may take long."""
         began = time.monotonic()
         decoded = attempt(functools.partial(self._decode, picture.data))
         decode_s = time.monotonic() - began

@@ -3,18 +3,22 @@
 `multiprocessing.shared_memory` is not used: its resource tracker removes a segment as soon as any process that
 attached to it exits.
 
-    0         8          16               24                 HEADER_BYTES
-    | magic   | pid u64  | start time u64 | zeros            | slabs ...
+    0         8          16               24               72        HEADER_BYTES
+    | magic   | pid u64  | start time u64 | `work_marks.py`  | zeros   | slabs ...
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from airside.proto.work_marks import JobKey, Work, mark
 
 PAGE_BYTES = mmap.PAGESIZE
 """The system's memory comes and goes in these."""
@@ -66,6 +70,18 @@ class Segment:
         while data.nbytes:
             written = os.pwrite(self._fd, data, offset)
             offset, data = offset + written, data[written:]
+
+    @contextlib.contextmanager
+    def marked(self, work: Work, key: JobKey) -> Iterator[None]:
+        """Meanwhile the header says that this is being looked into. It keeps saying so if the process ends with it."""
+        self._mark(work, key)
+        yield
+        self._mark(work, None)
+
+    def _mark(self, work: Work, key: JobKey | None) -> None:
+        place, said = mark(work, key)
+        with contextlib.suppress(ValueError):  # closed: the thread that makes pictures may outlive it
+            self._mapping[place] = said
 
     def give_back(self, begin: int, end: int) -> None:
         """Returns the memory of the whole pages between two byte offsets to the system; they read as zeros then."""

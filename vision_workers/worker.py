@@ -33,6 +33,7 @@ from airside.proto.messages import (
     Shutdown,
     VisionHello,
 )
+from airside.proto.work_marks import JobKey, Work
 from airside.vision_workers.arena import Arena, Tensors, slab_bytes
 from airside.vision_workers.families.family import Family
 from airside.vision_workers.fetch.fetcher import Fetcher
@@ -56,9 +57,6 @@ _AHEAD = 2  # pictures in the thread, so that it has the next one while the loop
 _IDLE_WAIT_MS = 250
 _FETCH_WAIT_MS = 10  # how late a fetched file may be noticed
 
-Key = tuple[int, int, int]
-"""(seq_id, image_index, epoch)"""
-
 
 @dataclass(slots=True)
 class _InHand:
@@ -69,7 +67,7 @@ class _InHand:
     memory_full_since: float | None = None  # when the machine first had no memory for its tensors
 
     @property
-    def key(self) -> Key:
+    def key(self) -> JobKey:
         return self.job.seq_id, self.job.image_index, self.job.epoch
 
 
@@ -147,7 +145,7 @@ class VisionWorker:
             case Probe() as asked:
                 self._fetcher.start((asked.seq_id, asked.image_index, asked.epoch), asked.url)
             case Job() as job:
-                self._queue.append(_InHand(job, Picture(b"".join(envelope.attachments))))
+                self._enqueue(job, b"".join(envelope.attachments))
             case Cancel() as cancel:
                 self._cancel(cancel)
             case Release(slab=slab) if self._arena.holds(slab):
@@ -165,15 +163,16 @@ class VisionWorker:
 
     # --- probes ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, key: Key, data: bytes) -> None:
+    def _answer(self, key: JobKey, data: bytes) -> None:
         """Says at once what the header says, whatever else is in hand."""
-        shape = attempt(functools.partial(self._shape, key, data))
+        with self._arena.marked(Work.HEADER, key):
+            shape = attempt(functools.partial(self._shape, key, data))
         if isinstance(shape, ImageError):
             self._refuse(key, shape)
         else:
             self._link.send(shape)
 
-    def _shape(self, key: Key, data: bytes) -> Shape:
+    def _shape(self, key: JobKey, data: bytes) -> Shape:
         header = probe(data, self._limits)
         shape = self._family.shape(header.width, header.height)
         return Shape(
@@ -192,6 +191,11 @@ class VisionWorker:
                 self._link.send(Fetched(*key, content_hash=content_hash(file), fetch_s=fetch_s), [file])
 
     # --- jobs -----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, job: Job, data: bytes) -> None:
+        key = (job.seq_id, job.image_index, job.epoch)
+        at_work = functools.partial(self._arena.marked, Work.PICTURE, key)
+        self._queue.append(_InHand(job, Picture(data, at_work)))
 
     def _cancel(self, cancel: Cancel) -> None:
         key = (cancel.seq_id, cancel.image_index, cancel.epoch)
@@ -286,7 +290,7 @@ class VisionWorker:
         if not self._draining:
             self._link.send(Credit(jobs=1))
 
-    def _refuse(self, key: Key, error: ImageError) -> None:
+    def _refuse(self, key: JobKey, error: ImageError) -> None:
         log.info("picture refused: seq=%d image=%d cause=%s", key[0], key[1], error.cause)
         self._link.send(ImageFailed(*key, cause=error.cause.value, detail=error.detail))
 

@@ -90,6 +90,25 @@ def test_what_a_lost_worker_did_not_take_is_not_to_blame() -> None:
     ledger.check()
 
 
+def test_what_a_lost_worker_was_not_looking_into_is_not_to_blame() -> None:
+    """One that was stopped takes whatever it is given, and looks into nothing."""
+    one_attempt = VisionLimits(attempts_max=1, job_s=20)
+    ledger = ledger_with(("v0", 2), ("v1", 0), limits=one_attempt)
+    add(ledger, 1, *files(2))
+    assert ledger.add(2, files(1), NOW)  # a header to look into
+    assert of(VisionFailed, ledger.lose("v0", NOW + 21, at_work=())) == []
+    assert probes(ledger.add(3, files(1), NOW)) == [("v1", (3, 0, 1))]  # nobody is suspected, and kept apart
+    ledger.check()
+
+
+def test_what_a_lost_worker_was_looking_into_is_to_blame() -> None:
+    ledger = ledger_with(("v0", 2), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(2))
+    effects = ledger.lose("v0", NOW, at_work=[(1, 1, 1), (7, 0, 1)])
+    assert of(VisionFailed, effects) == [VisionFailed(1, "image 1: vision worker lost: one died on it")]
+    ledger.check()
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 def test_pictures_for_workers_that_are_gone_are_not_lost_with_them(is_known: bool) -> None:
     ledger = VisionLedger(VisionLimits(attempts_max=1))

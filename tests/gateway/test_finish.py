@@ -34,8 +34,12 @@ def test_an_abort_has_the_status_of_its_cause(cause: AbortCause, more: str) -> N
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_a_picture_is_at_fault_unless_the_cause_is_internal(cause: Cause) -> None:
-    others = {Cause.INTERNAL: grpc.StatusCode.INTERNAL, Cause.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED}
+def test_a_picture_is_at_fault_unless_the_cause_lies_with_the_server(cause: Cause) -> None:
+    others = {
+        Cause.INTERNAL: grpc.StatusCode.INTERNAL,
+        Cause.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+        Cause.MEMORY_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
     expected = others.get(cause, grpc.StatusCode.INVALID_ARGUMENT)
     assert code("vision_failed", f"image 3: {cause}: : internal: the vision worker") == expected
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from airside.proto.work_marks import Work, read_marks
 from airside.vision_workers.arena import Arena, slab_bytes
 from airside.vision_workers.segment import HEADER_BYTES, NoRoomForSegment, sweep
 
@@ -116,6 +117,25 @@ def test_sweep_removes_only_what_dead_owners_left(name: str) -> None:
         assert foreign.exists()
     finally:
         foreign.unlink()
+
+
+def test_a_dead_owner_has_said_what_it_was_looking_into(name: str) -> None:
+    die_at_work = (
+        "import os, sys; from airside.proto.work_marks import Work\n"
+        "from airside.vision_workers.segment import Segment\n"
+        "with Segment(sys.argv[1], 8192).marked(Work.PICTURE, (2**40, 3, 1)): os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", die_at_work, name], check=True, timeout=60)
+    assert read_marks(name) == {(2**40, 3, 1)}
+    assert sweep(name) == [name]
+    assert read_marks(name) is None
+
+
+def test_a_thread_that_outlives_the_segment_writes_nowhere(name: str) -> None:
+    with Arena(name, MIB) as arena:
+        at_work = arena.marked(Work.PICTURE, (1, 0, 1))
+        at_work.__enter__()
+    at_work.__exit__(None, None, None)
 
 
 def test_a_reused_pid_is_not_the_owner(name: str) -> None:

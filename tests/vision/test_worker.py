@@ -35,6 +35,7 @@ from airside.proto.messages import (
     Shape,
     Shutdown,
 )
+from airside.proto.work_marks import read_marks
 from airside.vision_workers import worker as worker_module
 from airside.vision_workers.arena import Arena
 from airside.vision_workers.decode import decode
@@ -243,6 +244,34 @@ def test_the_loop_talks_while_a_picture_is_prepared(
     assert script.expect(Shape).seq_id == 2
     family.gate.set()
     assert script.expect(Pixels).seq_id == 1
+
+
+@pytest.mark.usefixtures("running")
+def test_the_segment_says_what_is_being_looked_into(
+    script: Any, family: GatedFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that wait are not; so a death is blamed on the one that is at work."""
+    seen: list[object] = []
+
+    def shape(width: int, height: int) -> ImageShape:
+        seen.append(read_marks(SEGMENT))
+        return ImageShape(np.array([width, height], dtype=np.int32))
+
+    monkeypatch.setattr(family, "shape", shape)
+    assert read_marks(SEGMENT) == set()
+    family.gate.clear()
+    for seq_id in (1, 2):
+        script.send(job(seq_id, epoch=3), png())
+    assert family.started.wait(60)
+    script.send(probe(4), png())
+    script.expect(Shape)
+    assert seen == [{(1, 2, 3), (4, 2, 1)}]
+    assert read_marks(SEGMENT) == {(1, 2, 3)}
+    family.gate.set()
+    for _ in range(2):
+        script.expect(Pixels)
+        script.expect(Credit)
+    assert read_marks(SEGMENT) == set()
 
 
 @pytest.mark.usefixtures("running")
