@@ -25,8 +25,8 @@ from airside.controller.post import Post
 from airside.controller.rank_desk import RankDesk
 from airside.controller.step_clock import StepClock
 from airside.controller.supervisor_desk import SupervisorDesk, stuck_message
-from airside.controller.vision_desk import VisionDesk
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.desk import VisionDesk
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto import messages as msg
 from airside.proto.abort_cause import AbortCause
 from airside.proto.channel import Envelope, Hub

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airside._core import Engine, EngineConfig, Request
-from airside.controller.vision_dispatch import VisionLimits
+from airside.controller.vision.dispatch import VisionLimits
 from airside.proto.messages import AddRequest
 from airside.proto.settings import ControllerSettings
 

@@ -8,7 +8,7 @@ from airside.controller.engine_host import EngineHost, EngineStatus
 from airside.controller.engine_setup import make_request
 from airside.controller.front_ends import FrontEnds
 from airside.controller.live_requests import LiveRequest, LiveRequests
-from airside.controller.vision_ledger import VisionLedger, image_files
+from airside.controller.vision.ledger import VisionLedger, image_files
 from airside.proto.abort_cause import AbortCause
 from airside.proto.messages import Accepted, AddRequest, Rejected, StopSequence
 

@@ -10,7 +10,7 @@ from airside.controller.engine_host import EngineHost
 from airside.controller.peers import Peers
 from airside.controller.step_clock import StepClock
 from airside.controller.supervisor_desk import SupervisorDesk
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto import messages as msg
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 
 from airside import _core
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.codec import VERSION, pack_rows
 from airside.proto.messages import FinishedRow, ImageRow, OpenedRow, OutputBatch, StepPlan
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from airside.controller.peers import Peer
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.messages import (
     Message,
     PeerStuck,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from airside.controller.vision_dispatch import VisionLimits
-from airside.controller.vision_effects import Effect, Send
-from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.controller.vision.dispatch import VisionLimits
+from airside.controller.vision.effects import Effect, Send
+from airside.controller.vision.ledger import ImageFile, VisionLedger
 from airside.proto.messages import (
     Job,
     Message,

@@ -9,8 +9,8 @@ import pytest
 from airside.controller import live_requests, peers, step_clock
 from airside.controller.live_requests import LiveRequest, LiveRequests
 from airside.controller.peers import Peers, Role
-from airside.controller.segments import unlink_segment
 from airside.controller.step_clock import PHASES, WINDOW_STEPS, StepClock
+from airside.controller.vision.segments import unlink_segment
 
 
 def joined(*names: str) -> Peers:

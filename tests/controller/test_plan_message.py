@@ -9,7 +9,7 @@ import pytest
 
 from airside import _core
 from airside.controller.plan_message import output_frame, plan_frame
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.codec import decode
 from airside.proto.logprob_record import record_bytes
 from airside.proto.messages import OpenedRow, OutputBatch, PromptLogprobRow, StepPlan

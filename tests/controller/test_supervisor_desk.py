@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from airside.controller.supervisor_desk import SupervisorDesk
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.messages import ScaleVision, VisionLoad, VisionPool, VisionTarget
 from tests.controller.scripted import controller_settings
 

@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-from airside.controller.vision_dispatch import VisionLimits
-from airside.controller.vision_effects import PixelsReady, Send, ShapeKnown, VisionFailed
-from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.controller.vision.dispatch import VisionLimits
+from airside.controller.vision.effects import PixelsReady, Send, ShapeKnown, VisionFailed
+from airside.controller.vision.ledger import ImageFile, VisionLedger
 from airside.proto.messages import (
     Cancel,
     Fetched,

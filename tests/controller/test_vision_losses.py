@@ -10,10 +10,10 @@ import pytest
 from airside.controller.engine_host import EngineHost
 from airside.controller.front_desk import FrontDesk
 from airside.controller.post import Post
-from airside.controller.vision_desk import VisionDesk
-from airside.controller.vision_dispatch import WITNESSED_MAX, VisionLimits
-from airside.controller.vision_effects import PixelsReady, SegmentUnused, Send, VisionFailed
-from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.controller.vision.desk import VisionDesk
+from airside.controller.vision.dispatch import WITNESSED_MAX, VisionLimits
+from airside.controller.vision.effects import PixelsReady, SegmentUnused, Send, VisionFailed
+from airside.controller.vision.ledger import ImageFile, VisionLedger
 from airside.proto.channel import Hub
 from airside.proto.messages import (
     Cancel,

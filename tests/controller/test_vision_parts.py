@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airside.controller.arena_deadlock import deadlocked
-from airside.controller.job_queue import JobQueue, place, turn
-from airside.controller.pixel_cache import PixelCache, Slab
-from airside.controller.pixel_jobs import Image, JobState, KnownShape, PixelJob
-from airside.controller.vision_forecast import Forecast
-from airside.controller.vision_peers import PROBES_MAX, VisionPeer
+from airside.controller.vision.arena_deadlock import deadlocked
+from airside.controller.vision.forecast import Forecast
+from airside.controller.vision.job_queue import JobQueue, place, turn
+from airside.controller.vision.peers import PROBES_MAX, VisionPeer
+from airside.controller.vision.pixel_cache import PixelCache, Slab
+from airside.controller.vision.pixel_jobs import Image, JobState, KnownShape, PixelJob
 from airside.proto.messages import PixelsRef
 
 NAMES = itertools.count()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from airside.controller.vision_dispatch import VisionLimits
-from airside.controller.vision_effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
-from airside.controller.vision_ledger import ImageFile, VisionLedger
+from airside.controller.vision.dispatch import VisionLimits
+from airside.controller.vision.effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
+from airside.controller.vision.ledger import ImageFile, VisionLedger
 from airside.proto import messages as msg
 from airside.vision_workers.slabs import Slabs
 

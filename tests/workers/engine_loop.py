@@ -9,7 +9,7 @@ from typing import cast
 
 from airside._core import Engine, EngineConfig, Request
 from airside.controller.plan_message import output_frame, plan_frame
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.messages import OutputBatch, PixelsRef, StepPlan, decode
 from airside.workers.model_runner import ModelRunner
 

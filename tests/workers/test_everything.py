@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from airside._core import Engine, EngineConfig, Request, Stats
 from airside.controller.plan_message import output_frame, plan_frame
-from airside.controller.vision_ledger import VisionLedger
+from airside.controller.vision.ledger import VisionLedger
 from airside.proto.messages import GrammarReady, OpenGrammar, OutputBatch, StepPlan, StepResult, decode
 from airside.workers.engram import primes_up_to
 from airside.workers.load import load_runner

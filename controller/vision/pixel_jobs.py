@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from airside.proto.work_marks import JobKey
 
 if TYPE_CHECKING:
-    from airside.controller.pixel_cache import Slab
+    from airside.controller.vision.pixel_cache import Slab
 
 ImageKey = tuple[int, int]
 """(seq_id, image_index)"""

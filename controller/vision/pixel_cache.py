@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from airside.controller.pixel_jobs import KnownShape
+from airside.controller.vision.pixel_jobs import KnownShape
 from airside.proto.messages import PixelsRef
 
 _SHARE = 2  # at most one part in so many of a segment is idle: the rest is for its worker to write to

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
-from airside.controller.job_book import JobBook
-from airside.controller.job_queue import place, turn
-from airside.controller.pixel_cache import PixelCache
-from airside.controller.pixel_jobs import JobState, KnownShape, PixelJob
-from airside.controller.vision_effects import Effect, Send
-from airside.controller.vision_forecast import Forecast
-from airside.controller.vision_peers import VisionPeer, VisionPeers
+from airside.controller.vision.effects import Effect, Send
+from airside.controller.vision.forecast import Forecast
+from airside.controller.vision.job_book import JobBook
+from airside.controller.vision.job_queue import place, turn
+from airside.controller.vision.peers import VisionPeer, VisionPeers
+from airside.controller.vision.pixel_cache import PixelCache
+from airside.controller.vision.pixel_jobs import JobState, KnownShape, PixelJob
 from airside.proto import messages as msg
 from airside.proto.work_marks import JobKey
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from airside.controller.pixel_jobs import Image, JobState, PixelJob
-from airside.controller.vision_peers import VisionPeer
+from airside.controller.vision.peers import VisionPeer
+from airside.controller.vision.pixel_jobs import Image, JobState, PixelJob
 
 
 def deadlocked(

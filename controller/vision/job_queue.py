@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 
-from airside.controller.pixel_jobs import ImageKey, PixelJob
+from airside.controller.vision.pixel_jobs import ImageKey, PixelJob
 
 PATIENCE = 4.0
 """A job lets those pass it that come within so many times the seconds it takes itself."""

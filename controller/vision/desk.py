@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Sequence
 
-from airside.controller import vision_effects as does
 from airside.controller.engine_host import EngineHost
 from airside.controller.front_desk import FrontDesk
 from airside.controller.post import Post
-from airside.controller.segments import unlink_segment
-from airside.controller.vision_ledger import VisionLedger, image_files
+from airside.controller.vision import effects as does
+from airside.controller.vision.ledger import VisionLedger, image_files
+from airside.controller.vision.segments import unlink_segment
 from airside.proto import messages as msg
 from airside.proto.work_marks import read_marks
 

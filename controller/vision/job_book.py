@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from airside.controller.job_queue import JobQueue
-from airside.controller.pixel_jobs import Image, ImageKey, JobState, KnownShape, PixelJob
+from airside.controller.vision.job_queue import JobQueue
+from airside.controller.vision.pixel_jobs import Image, ImageKey, JobState, KnownShape, PixelJob
 
 
 class JobBook:
     """Keeps `PixelJob`s by name, by content and by state: the only place that moves one from state to state.
 
-    What a vision worker has in hand is its own list (`vision_peers.py`).
+    What a vision worker has in hand is its own list (`peers.py`).
     """
 
     def __init__(self) -> None:

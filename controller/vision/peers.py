@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from airside.controller.pixel_jobs import JobState, PixelJob
+from airside.controller.vision.pixel_jobs import JobState, PixelJob
 from airside.proto.work_marks import JobKey
 
 WINDOW_PIXELS = 1_000_000

@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from airside.controller.arena_deadlock import deadlocked
-from airside.controller.pixel_cache import PixelCache, Slab
-from airside.controller.pixel_jobs import Image, KnownShape, PixelJob
-from airside.controller.step_reads import StepReads
-from airside.controller.vision_dispatch import VisionDispatch, VisionLimits
-from airside.controller.vision_effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
-from airside.controller.vision_peers import VisionPeer
+from airside.controller.vision.arena_deadlock import deadlocked
+from airside.controller.vision.dispatch import VisionDispatch, VisionLimits
+from airside.controller.vision.effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
+from airside.controller.vision.peers import VisionPeer
+from airside.controller.vision.pixel_cache import PixelCache, Slab
+from airside.controller.vision.pixel_jobs import Image, KnownShape, PixelJob
+from airside.controller.vision.step_reads import StepReads
 from airside.proto import messages as msg
 from airside.proto.work_marks import JobKey
 

@@ -1,0 +1,1 @@
+"""Images in the controller: whose they are, who makes their pixels, and where those are. Start at `ledger.py`."""
