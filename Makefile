@@ -61,7 +61,7 @@ lint: dev  ## style, types, import directions
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 test: dev sim  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=40
 
 test-matrix: dev  ## the same tokens in every combination of settings (about an hour)
 	$(BIN)/python -m pytest tests/system/test_same_tokens.py --matrix
