@@ -14,7 +14,7 @@ import psutil
 from sides import peak_rss_bytes
 
 from airside.cluster.client import Client, user_message
-from airside.cluster.demo_model.digits import QUESTION, digit_pictures
+from airside.cluster.demo_model.exhibits import exhibits
 from airside.cluster.sampling_params import SamplingParams
 
 CONFIG = Path(__file__).resolve().parent.parent / "cluster" / "local.yaml"
@@ -38,7 +38,7 @@ def main() -> int:
 def ask(client: Client) -> None:
     """Texts and pictures, all at once."""
     texts = [[user_message(f"Write a few sentences about the number {number}.")] for number in range(NUM_TEXTS)]
-    pictures = [[user_message(QUESTION, [digit.data])] for digit in digit_pictures()]
+    pictures = [[user_message(exhibit.question, exhibit.pictures)] for exhibit in exhibits()]
     with ThreadPoolExecutor(len(texts) + len(pictures)) as pool:
         list(pool.map(lambda messages: list(client.chat(messages, SAMPLING)), texts + pictures))
 

@@ -5,11 +5,14 @@ Pure: nothing is started, opened or looked up.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from airside.cluster.config.schema import Config
+from airside.proto.bus_keys import ClientKeys, ServerKeys
 from airside.proto.settings import ControllerSettings, GatewaySettings, VisionWorkerSettings, WorkerSettings
 from airside.workers.model_config import (
     CheckpointError,
@@ -56,6 +59,15 @@ class Machine:
     has_cuda_kernels: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The bus between nodes: where the controller listens, and the keys of the run."""
+
+    endpoint: str
+    server: ServerKeys
+    client: ClientKeys
+
+
 class LaunchPlan:
     """The settings of every process of a run.
 
@@ -82,6 +94,7 @@ class LaunchPlan:
         self._model = model
         self._model_path = str(model_path)
         self._machine = machine
+        self._network: Network | None = None
         self.device = _device(config, machine)
         self.dtype = config.model.dtype or (model.dtype if model.dtype in DTYPES else "bfloat16")
         self.max_model_len = _max_model_len(config, model)
@@ -89,6 +102,18 @@ class LaunchPlan:
         _check_blocks(config, model)
         _check_drafts(config, model)
         _check_atomic_images(config, model)
+
+    @property
+    def placement(self) -> str:
+        """Of the vision workers: "STRICT_PACK" also where a Ray of our own has but one node."""
+        cluster = self.config.cluster
+        return "STRICT_PACK" if cluster.ray_address == "local" or not self.takes_images else cluster.placement
+
+    def over(self, network: Network) -> LaunchPlan:
+        """The same plan with a bus that other nodes can reach."""
+        plan = copy.copy(self)
+        plan._network = network
+        return plan
 
     @property
     def vision_replicas(self) -> int:
@@ -110,7 +135,7 @@ class LaunchPlan:
     def controller(self) -> ControllerSettings:
         """For the controller."""
         engine, vision = self.config.engine, self.config.vision
-        return ControllerSettings(
+        settings = ControllerSettings(
             endpoint=self.run.endpoint,
             block_size=engine.block_size,
             max_num_seqs=engine.max_num_seqs,
@@ -145,6 +170,14 @@ class LaunchPlan:
             node=self._machine.node,
             log_level=self.config.observability.log_level,
         )
+        if self._network is None:
+            return settings
+        return dataclasses.replace(
+            settings,
+            network_endpoint=self._network.endpoint,
+            network_secret=self._network.server.secret,
+            network_client=self._network.server.client,
+        )
 
     def gateways(self) -> list[GatewaySettings]:
         """For all gateways; more than one share the port."""
@@ -178,6 +211,7 @@ class LaunchPlan:
                 image_mark_id=self._model.pictures.mark_id,
                 image_mark_before=self._model.pictures.mark_text[0],
                 image_mark_after=self._model.pictures.mark_text[1],
+                takes_pixel_ranges=self._model.pictures.takes_pixel_ranges,
                 reuse_port=grpc.gateways > 1,
                 stop_grace_s=server.shutdown_timeout_s,
                 node=self._machine.node,
@@ -218,7 +252,7 @@ class LaunchPlan:
         ]
 
     def vision_worker(self, number: int) -> VisionWorkerSettings:
-        """For one vision worker. Numbers are never used twice in a run, and neither are segment names."""
+        """For one on the ranks' node. Numbers are never used twice in a run, and neither are segment names."""
         vision = self.config.vision
         name = f"vision-{number}"
         return VisionWorkerSettings(
@@ -235,8 +269,21 @@ class LaunchPlan:
             allowed_domains=vision.media.allowed_domains,
             max_redirects=vision.media.max_redirects,
             fetch_timeout_s=vision.media.timeout_s,
+            shares_memory=vision.shared_memory == "auto",
             node=self._machine.node,
             log_level=self.config.observability.log_level,
+        )
+
+    def remote_vision_worker(self, number: int) -> VisionWorkerSettings | None:
+        """For the same one if it starts on another node, where `node` is to be filled in; None: it cannot."""
+        if self._network is None:
+            return None
+        return dataclasses.replace(
+            self.vision_worker(number),
+            endpoint=self._network.endpoint,
+            network_server=self._network.client.server,
+            network_secret=self._network.client.secret,
+            shares_memory=False,
         )
 
     @property

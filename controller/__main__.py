@@ -11,6 +11,8 @@ from airside.controller.controller import Controller
 from airside.proto.channel import Hub
 from airside.proto.settings import ControllerSettings
 
+_log = logging.getLogger(__name__)
+
 
 def main() -> None:
     """Runs the controller of the given settings; returns when it was told to stop."""
@@ -19,6 +21,9 @@ def main() -> None:
     settings = ControllerSettings.from_json(parser.parse_args().settings)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with Hub(settings.endpoint) as hub:
+        if settings.network_endpoint:
+            hub.listen(settings.network_endpoint, settings.network_keys)
+            _log.info("bus_listens endpoint=%s", settings.network_endpoint)
         controller = Controller(settings, hub)
 
         def stop(number: int, _frame: FrameType | None) -> None:

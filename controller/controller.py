@@ -58,7 +58,7 @@ class Controller:
         self._desk = FrontDesk(self._host, self._ledger, takes_images=settings.image_token_id is not None)
         self._grammars = GrammarDesk(self._host, self._post)
         self._ranks = RankDesk(self._host, self._grammars, self._peers, self._post)
-        self._vision = VisionDesk(self._ledger, self._host, self._desk, self._post)
+        self._vision = VisionDesk(self._ledger, self._host, self._desk, self._post, settings.image_bytes_max)
         self._supervision = SupervisorDesk(settings, self._ledger)
         self._clock = StepClock()
         self._oldest_since = 0.0  # when the oldest step in flight became that
@@ -102,11 +102,13 @@ class Controller:
         self._clock.start()
         while (plan := self._host.schedule(time.time())) is not None:
             self._clock.lap("schedule")
-            self._ledger.begin_step([] if plan.is_plain else [image[0] for image in plan.images])
+            images = [] if plan.is_plain else plan.images
+            self._ledger.begin_step([image[0] for image in images])
             frame = plan_frame(plan, self._ledger)
             self._clock.lap("build")
             if self._host.steps_in_flight == 1:
                 self._oldest_since = time.monotonic()
+            self._vision.send_pixels(images)
             self._post.send_frame(self._host.ranks, frame)
             self._clock.lap("send")
         self._clock.lap("schedule")
@@ -124,14 +126,7 @@ class Controller:
             self._oldest_since = time.monotonic()
             self._vision.perform(self._ledger.close_step())
             if result.encoded:
-                self._tell_encoded(result.encoded)
-
-    def _tell_encoded(self, rows: Sequence[msg.EncodedRow]) -> None:
-        """Tells gateways of the embeddings of their sequences' images; before the ends that the same step brings."""
-        for row in rows:
-            gateway = self._desk.gateway_of(row.seq_id)
-            if gateway is not None:
-                self._post.send(gateway, msg.ImageEncoded(row.seq_id, row.image_index, row.encode_s))
+                self._vision.tell_encoded(result.encoded)
 
     def _reply(self) -> None:
         """Sends the gateways what their sequences made since the last time, and lets go of those that ended."""
@@ -143,7 +138,7 @@ class Controller:
             for output in outputs:
                 gateway = self._desk.gateways.name(output.client)
                 if gateway is not None:
-                    frame = output_frame(output)
+                    frame = output_frame(output, self._vision.causes)
                     self._clock.lap("reply")
                     self._post.send_frame([gateway], frame)
                     self._clock.lap("send")
@@ -217,8 +212,10 @@ class Controller:
                 self._post.send(peer, msg.AbortOutcome(message.query_id, outcome))
             case msg.ScaleVision():
                 self._on_scale_vision(peer, message)
+            case msg.CountImages():
+                self._vision.count(peer, message, envelope.attachments)
             case msg.GaugesQuery():
-                sources = self._host.engine, self._ledger, self._clock, self._hub.refused
+                sources = self._host.engine, self._ledger, self._vision, self._clock, self._hub
                 self._post.send(peer, gather_gauges(message.query_id, *sources))
             case msg.PeersQuery():
                 self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
@@ -317,7 +314,7 @@ class Controller:
 
     def _fail_group(self, why: str, tell_ranks: bool = True) -> None:
         self._ranks.fail(why, tell_ranks)
-        self._vision.perform(self._ledger.drop_steps())
+        self._vision.lose_launch()
 
     def _on_vision_hello(self, peer: str, hello: msg.VisionHello) -> None:
         may_join = self._vision.may_join(peer, hello.segment)
@@ -355,6 +352,7 @@ class Controller:
         match peer.role:
             case Role.GATEWAY:
                 self._desk.dismiss(name)
+                self._vision.forget(name)
             case Role.WORKER if name in self._host.ranks:
                 self._fail_group(f"rank {peer.rank} was lost: {why}")
             case Role.VISION_WORKER:
@@ -374,7 +372,7 @@ class Controller:
         num_live = self._desk.abort_all(AbortCause.SHUTDOWN)
         _log.info("controller_stopping why=%s live_sequences=%d", why, num_live)
         self._host.close(time.time())
-        self._vision.perform(self._ledger.drop_steps())
+        self._vision.lose_launch()
         self._reply()
         for name in [*self._host.ranks, *self._ledger.worker_states()]:
             self._post.last_word(name, msg.Shutdown(why))

@@ -117,7 +117,11 @@ class FrontDesk:
             return "invalid", "this model takes no images"
         if any(column and len(column) != num_images for column in (request.image_hashes, request.image_urls)):
             return "invalid", f"{num_images} images, {len(request.image_hashes)} hashes, {len(request.image_urls)} urls"
-        return self._images.refusal(image_files(request, images), request.cache_salt)
+        try:
+            files = image_files(request, images)
+        except ValueError as error:
+            return "invalid", str(error)
+        return self._images.refusal(files, request.cache_salt)
 
     def _add_to_engine(self, gateway: str, request: AddRequest, now: float) -> tuple[str, str] | None:
         engine, client = self._host.engine, self.gateways.number(gateway)

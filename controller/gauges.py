@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from airside._core import Engine, Stats
 from airside.controller.engine_host import EngineHost
 from airside.controller.peers import Peers
 from airside.controller.step_clock import StepClock
 from airside.controller.supervisor_desk import SupervisorDesk
+from airside.controller.vision.desk import VisionDesk
 from airside.controller.vision.ledger import VisionLedger
 from airside.proto import messages as msg
+from airside.proto.channel import Hub
 
 
 def gather_gauges(
-    query_id: int, engine: Engine | None, ledger: VisionLedger, clock: StepClock, refused: Mapping[str, int]
+    query_id: int, engine: Engine | None, ledger: VisionLedger, vision: VisionDesk, clock: StepClock, hub: Hub
 ) -> msg.Gauges:
     """The answer to a `GaugesQuery`. Without an engine yet, its numbers are left out, which reads as 0."""
+    now = time.monotonic()
     gauges: dict[str, float] = {
         "vision_queue_depth": ledger.num_queued,
         "vision_workers": ledger.num_workers,
-        "vision_wait_s": ledger.load(time.monotonic()).wait_s,
+        "vision_wait_s": ledger.load(now).wait_s,
+        "vision_worker_busy_ratio": vision.busy_ratio(now),
         "image_bytes_waiting": ledger.bytes_waiting,
         "image_cache_hits": ledger.num_hits,
         "image_cache_misses": ledger.num_misses,
         "image_cache_bytes": ledger.cache_bytes,
+        "embedding_cache_hits": vision.embeddings.num_hits,
+        "embedding_cache_misses": vision.embeddings.num_misses,
+        "embedding_cache_bytes": vision.embeddings.num_bytes,
         "controller_step_s": clock.median_s,
     }
     finished: dict[str, int] = {}
@@ -33,7 +39,7 @@ def gather_gauges(
         stats = engine.stats()
         gauges |= _engine_gauges(stats)
         finished = dict(stats.finished)
-    return msg.Gauges(query_id, gauges, finished, dict(refused), clock.medians_s())
+    return msg.Gauges(query_id, gauges, finished, dict(hub.refused), clock.medians_s(), dict(hub.received))
 
 
 def _engine_gauges(stats: Stats) -> dict[str, float]:
@@ -64,5 +70,10 @@ def gather_peers(
     """The answer to a `PeersQuery`. `now` is of the clock of `peers`."""
     rows = peers.rows(now, ledger.worker_states() | host.rank_states(), ledger.jobs_done())
     return msg.Peers(
-        query_id, rows, supervision.vision_target, supervision.vision_pending, supervision.vision_scale_events
+        query_id,
+        rows,
+        supervision.vision_target,
+        supervision.vision_pending,
+        supervision.vision_scale_events,
+        supervision.vision_restarts,
     )

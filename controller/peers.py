@@ -28,6 +28,7 @@ SPOKEN_BY: dict[type[Message], Role] = {
     msg.AbortByName: Role.GATEWAY,
     msg.ScaleVision: Role.GATEWAY,
     msg.StopSequence: Role.GATEWAY,
+    msg.CountImages: Role.GATEWAY,
     msg.StepResult: Role.WORKER,
     msg.GrammarReady: Role.WORKER,
     msg.GrammarFailed: Role.WORKER,

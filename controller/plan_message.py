@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from airside import _core
 from airside.controller.vision.ledger import VisionLedger
@@ -12,13 +13,14 @@ from airside.proto.codec import VERSION, pack_rows
 from airside.proto.messages import FinishedRow, ImageRow, OpenedRow, OutputBatch, StepPlan
 
 
-def _reader(cls: type) -> Callable[[object], tuple[object, ...]]:
+def _reader(cls: type, *but: str) -> Callable[[object], tuple[object, ...]]:
     """Reads the fields of a message's row, in order, from a value of the engine that has them by the same names."""
-    return operator.attrgetter(*(field.name for field in dataclasses.fields(cls)))
+    return operator.attrgetter(*(field.name for field in dataclasses.fields(cls) if field.name not in but))
 
 
-_read_opened, _read_finish = _reader(OpenedRow), _reader(FinishedRow)
+_read_opened, _read_finish = _reader(OpenedRow), _reader(FinishedRow, "image_cause")  # which is its last
 _NO_ROWS = pack_rows([])
+_NO_CAUSES: Mapping[int, str] = MappingProxyType({})
 
 
 def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
@@ -37,8 +39,12 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
     return plan.frame(VERSION, StepPlan.kind, pack_rows(images), pack_rows(plan.prompt_logprobs), pack_rows(opened))
 
 
-def output_frame(output: _core.ClientOutput) -> bytes:
-    """One front end's new tokens and ends, as an encoded `OutputBatch`."""
+def output_frame(output: _core.ClientOutput, image_causes: Mapping[int, str] = _NO_CAUSES) -> bytes:
+    """One front end's new tokens and ends, as an encoded `OutputBatch`.
+
+    `image_causes`: by sequence, of those that an image has ended.
+    """
     finished = output.finished
-    packed = pack_rows([_read_finish(row) for row in finished]) if finished else _NO_ROWS
+    rows = [(*_read_finish(row), image_causes.get(row.seq_id, "")) for row in finished]
+    packed = pack_rows(rows) if rows else _NO_ROWS
     return output.frame(VERSION, OutputBatch.kind, packed)

@@ -26,10 +26,10 @@ class Post:
             self._undelivered[peer] = None
         return is_taken
 
-    def send_frame(self, peers: Iterable[str], frame: bytes) -> None:
+    def send_frame(self, peers: Iterable[str], frame: bytes, attachments: Sequence[memoryview] = ()) -> None:
         """Sends one encoded message to several peers."""
         for peer in peers:
-            if not self._hub.send_frame(peer, frame):
+            if not self._hub.send_frame(peer, frame, attachments):
                 self._undelivered[peer] = None
 
     def last_word(self, peer: str, message: Message) -> None:

@@ -34,6 +34,7 @@ class SupervisorDesk:
         self.vision_target = settings.vision_target
         self.vision_pending = ""  # why there are fewer than that
         self.vision_scale_events: dict[str, int] = {}  # changes of the target, by "up_load", "down_asked", ...
+        self.vision_restarts: dict[str, int] = {}  # those that others took the place of, by why
         self._asked: VisionTarget | None = None  # the last that this controller was asked for
         self._images = images
         self._replicas_max = settings.vision_replicas_max
@@ -70,7 +71,7 @@ class SupervisorDesk:
     def note_pool(self, pool: VisionPool) -> None:
         """What the supervisor aims at, which may be less than was asked for."""
         self.vision_target, self.vision_pending = pool.target, pool.pending
-        self.vision_scale_events = pool.scale_events
+        self.vision_scale_events, self.vision_restarts = pool.scale_events, pool.restarts
         self._starts_on_demand = pool.fewest == 0 < pool.most
 
     @property

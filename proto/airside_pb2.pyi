@@ -241,25 +241,43 @@ class Image(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
     DATA_URI_FIELD_NUMBER: _builtins.int
+    MIN_PIXELS_FIELD_NUMBER: _builtins.int
+    MAX_PIXELS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """The bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file."""
     url: _builtins.str
     """Where the server fetches it, if `vision.media` allows that. http or https."""
     data_uri: _builtins.str
     """"data:image/png;base64,...". The type that it states is not believed; the bytes decide."""
+    min_pixels: _builtins.int
+    """The picture is scaled to be within so many pixels, width times height, in place of the checkpoint's own two numbers:
+    at most the greater of those. Fewer pixels are fewer tokens. Models that scale in one way only refuse them.
+    """
+    max_pixels: _builtins.int
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         url: _builtins.str = ...,
         data_uri: _builtins.str = ...,
+        min_pixels: _builtins.int | None = ...,
+        max_pixels: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_uri", b"data_uri", "source", b"source", "url", b"url"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_pixels", b"_max_pixels", "_min_pixels", b"_min_pixels", "data", b"data", "data_uri", b"data_uri", "max_pixels", b"max_pixels", "min_pixels", b"min_pixels", "source", b"source", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_uri", b"data_uri", "source", b"source", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_pixels", b"_max_pixels", "_min_pixels", b"_min_pixels", "data", b"data", "data_uri", b"data_uri", "max_pixels", b"max_pixels", "min_pixels", b"min_pixels", "source", b"source", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_pixels: _TypeAlias = _typing.Literal["max_pixels"]  # noqa: Y015
+    _WhichOneofArgType__max_pixels: _TypeAlias = _typing.Literal["_max_pixels", b"_max_pixels"]  # noqa: Y015
+    _WhichOneofReturnType__min_pixels: _TypeAlias = _typing.Literal["min_pixels"]  # noqa: Y015
+    _WhichOneofArgType__min_pixels: _TypeAlias = _typing.Literal["_min_pixels", b"_min_pixels"]  # noqa: Y015
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url", "data_uri"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_pixels) -> _WhichOneofReturnType__max_pixels | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_pixels) -> _WhichOneofReturnType__min_pixels | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___Image: _TypeAlias = Image  # noqa: Y015
@@ -1044,6 +1062,112 @@ class TokenizeReply(_message.Message):
 Global___TokenizeReply: _TypeAlias = TokenizeReply  # noqa: Y015
 
 @_typing.final
+class DetokenizeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Special and end tokens have no text; a character that is not finished is U+FFFD."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeReply: _TypeAlias = DetokenizeReply  # noqa: Y015
+
+@_typing.final
+class CountTokensRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """As in Chat; their images are in their parts."""
+
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """As in Generate, for prompt and token_ids. Not by URL: nothing is fetched."""
+
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "prompt", b"prompt", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "input", b"input", "messages", b"messages", "prompt", b"prompt", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___CountTokensRequest: _TypeAlias = CountTokensRequest  # noqa: Y015
+
+@_typing.final
+class CountTokensReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_OF_IMAGES_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """All of them, with each image in place of its mark."""
+    image_tokens: _builtins.int
+    @_builtins.property
+    def tokens_of_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in the order of their marks"""
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        image_tokens: _builtins.int = ...,
+        tokens_of_images: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens", "tokens_of_images", b"tokens_of_images"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTokensReply: _TypeAlias = CountTokensReply  # noqa: Y015
+
+@_typing.final
 class GetServerInfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1177,6 +1301,26 @@ class Gauges(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class BusMessagesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
@@ -1205,6 +1349,11 @@ class Gauges(_message.Message):
     IMAGE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     VISION_WAIT_S_FIELD_NUMBER: _builtins.int
     IMAGE_BYTES_WAITING_FIELD_NUMBER: _builtins.int
+    EMBEDDING_CACHE_HITS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_CACHE_MISSES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    VISION_WORKER_BUSY_RATIO_FIELD_NUMBER: _builtins.int
+    BUS_MESSAGES_FIELD_NUMBER: _builtins.int
     num_requests_running: _builtins.int
     num_requests_waiting: _builtins.int
     kv_blocks_total: _builtins.int
@@ -1239,6 +1388,12 @@ class Gauges(_message.Message):
     """Predicted wait of a picture that came now, in seconds."""
     image_bytes_waiting: _builtins.int
     """Image files that wait for their pixels."""
+    embedding_cache_hits: _builtins.int
+    """Images whose embeddings an equal one had left, and those that were encoded; bytes that each rank keeps."""
+    embedding_cache_misses: _builtins.int
+    embedding_cache_bytes: _builtins.int
+    vision_worker_busy_ratio: _builtins.float
+    """The share of the last half minute in which vision workers had an image in hand, from 0 to 1."""
     @_builtins.property
     def requests_finished(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests that ended, by reason."""
@@ -1253,6 +1408,10 @@ class Gauges(_message.Message):
         `send` (handing messages to the sockets; not in controller_step_s), `apply` (taking in the result) and `reply` (making
         the gateways' messages). Empty before the first step.
         """
+
+    @_builtins.property
+    def bus_messages(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Messages on the internal bus that came to the controller, by kind."""
 
     def __init__(
         self,
@@ -1285,14 +1444,71 @@ class Gauges(_message.Message):
         image_cache_bytes: _builtins.int = ...,
         vision_wait_s: _builtins.float = ...,
         image_bytes_waiting: _builtins.int = ...,
+        embedding_cache_hits: _builtins.int = ...,
+        embedding_cache_misses: _builtins.int = ...,
+        embedding_cache_bytes: _builtins.int = ...,
+        vision_worker_busy_ratio: _builtins.float = ...,
+        bus_messages: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bus_messages_refused", b"bus_messages_refused", "controller_phase_s", b"controller_phase_s", "controller_step_s", b"controller_step_s", "draft_tokens", b"draft_tokens", "generation_tokens", b"generation_tokens", "image_bytes_waiting", b"image_bytes_waiting", "image_cache_bytes", b"image_cache_bytes", "image_cache_hits", b"image_cache_hits", "image_cache_misses", b"image_cache_misses", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "state_slots_live", b"state_slots_live", "state_slots_total", b"state_slots_total", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_wait_s", b"vision_wait_s", "vision_workers", b"vision_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bus_messages", b"bus_messages", "bus_messages_refused", b"bus_messages_refused", "controller_phase_s", b"controller_phase_s", "controller_step_s", b"controller_step_s", "draft_tokens", b"draft_tokens", "embedding_cache_bytes", b"embedding_cache_bytes", "embedding_cache_hits", b"embedding_cache_hits", "embedding_cache_misses", b"embedding_cache_misses", "generation_tokens", b"generation_tokens", "image_bytes_waiting", b"image_bytes_waiting", "image_cache_bytes", b"image_cache_bytes", "image_cache_hits", b"image_cache_hits", "image_cache_misses", b"image_cache_misses", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_live", b"kv_blocks_live", "kv_blocks_total", b"kv_blocks_total", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "requests_finished", b"requests_finished", "state_slots_live", b"state_slots_live", "state_slots_total", b"state_slots_total", "steps", b"steps", "vision_queue_depth", b"vision_queue_depth", "vision_wait_s", b"vision_wait_s", "vision_worker_busy_ratio", b"vision_worker_busy_ratio", "vision_workers", b"vision_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Gauges: _TypeAlias = Gauges  # noqa: Y015
+
+@_typing.final
+class GetLoadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
+
+@_typing.final
+class Load(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
+    KV_CACHE_USAGE_RATIO_FIELD_NUMBER: _builtins.int
+    VISION_QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
+    VISION_WAIT_S_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """as in ServerInfo: only "ready" takes requests"""
+    num_requests_running: _builtins.int
+    num_requests_waiting: _builtins.int
+    kv_cache_usage_ratio: _builtins.float
+    """Share of the KV blocks that live sequences hold, from 0 to 1."""
+    vision_queue_depth: _builtins.int
+    vision_wait_s: _builtins.float
+    """Predicted wait of a picture that came now, in seconds."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        num_requests_running: _builtins.int = ...,
+        num_requests_waiting: _builtins.int = ...,
+        kv_cache_usage_ratio: _builtins.float = ...,
+        vision_queue_depth: _builtins.int = ...,
+        vision_wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_cache_usage_ratio", b"kv_cache_usage_ratio", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "state", b"state", "vision_queue_depth", b"vision_queue_depth", "vision_wait_s", b"vision_wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class ListWorkersRequest(_message.Message):

@@ -50,6 +50,16 @@ class InferenceStub:
                 request_serializer=airside_dot_proto_dot_airside__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=airside_dot_proto_dot_airside__pb2.TokenizeReply.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/airside.v1.Inference/Detokenize',
+                request_serializer=airside_dot_proto_dot_airside__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=airside_dot_proto_dot_airside__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/airside.v1.Inference/CountTokens',
+                request_serializer=airside_dot_proto_dot_airside__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=airside_dot_proto_dot_airside__pb2.CountTokensReply.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -78,6 +88,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """The text of token ids, as Generate would write it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTokens(self, request, context):
+        """The tokens of a prompt with its images, of which only the headers are read; no model is run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +119,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=airside_dot_proto_dot_airside__pb2.TokenizeRequest.FromString,
                     response_serializer=airside_dot_proto_dot_airside__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=airside_dot_proto_dot_airside__pb2.DetokenizeRequest.FromString,
+                    response_serializer=airside_dot_proto_dot_airside__pb2.DetokenizeReply.SerializeToString,
+            ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=airside_dot_proto_dot_airside__pb2.CountTokensRequest.FromString,
+                    response_serializer=airside_dot_proto_dot_airside__pb2.CountTokensReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -189,6 +223,60 @@ class Inference:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/airside.v1.Inference/Detokenize',
+            airside_dot_proto_dot_airside__pb2.DetokenizeRequest.SerializeToString,
+            airside_dot_proto_dot_airside__pb2.DetokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/airside.v1.Inference/CountTokens',
+            airside_dot_proto_dot_airside__pb2.CountTokensRequest.SerializeToString,
+            airside_dot_proto_dot_airside__pb2.CountTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ControlStub:
     """What operators ask of a running server.
@@ -204,6 +292,11 @@ class ControlStub:
                 '/airside.v1.Control/GetServerInfo',
                 request_serializer=airside_dot_proto_dot_airside__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=airside_dot_proto_dot_airside__pb2.ServerInfo.FromString,
+                _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/airside.v1.Control/GetLoad',
+                request_serializer=airside_dot_proto_dot_airside__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=airside_dot_proto_dot_airside__pb2.Load.FromString,
                 _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/airside.v1.Control/ListWorkers',
@@ -228,6 +321,13 @@ class ControlServicer:
 
     def GetServerInfo(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoad(self, request, context):
+        """How busy it is, for whoever shares out requests among servers. Cheap; may be asked many times a second.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -260,6 +360,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=airside_dot_proto_dot_airside__pb2.GetServerInfoRequest.FromString,
                     response_serializer=airside_dot_proto_dot_airside__pb2.ServerInfo.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=airside_dot_proto_dot_airside__pb2.GetLoadRequest.FromString,
+                    response_serializer=airside_dot_proto_dot_airside__pb2.Load.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -305,6 +410,33 @@ class Control:
             '/airside.v1.Control/GetServerInfo',
             airside_dot_proto_dot_airside__pb2.GetServerInfoRequest.SerializeToString,
             airside_dot_proto_dot_airside__pb2.ServerInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/airside.v1.Control/GetLoad',
+            airside_dot_proto_dot_airside__pb2.GetLoadRequest.SerializeToString,
+            airside_dot_proto_dot_airside__pb2.Load.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class InferenceStub:
     """Like Generate, from chat messages put through the checkpoint's chat template."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_airside_pb2.TokenizeRequest, _airside_pb2.TokenizeReply]
     """The token ids of a text, as Generate would see them. Image marks are left as the single mark token."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_airside_pb2.DetokenizeRequest, _airside_pb2.DetokenizeReply]
+    """The text of token ids, as Generate would write it."""
+    CountTokens: _grpc.UnaryUnaryMultiCallable[_airside_pb2.CountTokensRequest, _airside_pb2.CountTokensReply]
+    """The tokens of a prompt with its images, of which only the headers are read; no model is run."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -59,6 +63,10 @@ class InferenceAsyncStub(InferenceStub):
     """Like Generate, from chat messages put through the checkpoint's chat template."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_airside_pb2.TokenizeRequest, _airside_pb2.TokenizeReply]  # type: ignore[assignment]
     """The token ids of a text, as Generate would see them. Image marks are left as the single mark token."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_airside_pb2.DetokenizeRequest, _airside_pb2.DetokenizeReply]  # type: ignore[assignment]
+    """The text of token ids, as Generate would write it."""
+    CountTokens: _aio.UnaryUnaryMultiCallable[_airside_pb2.CountTokensRequest, _airside_pb2.CountTokensReply]  # type: ignore[assignment]
+    """The tokens of a prompt with its images, of which only the headers are read; no model is run."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Text and image-to-text generation."""
@@ -89,6 +97,22 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_airside_pb2.TokenizeReply, _abc.Awaitable[_airside_pb2.TokenizeReply]]:
         """The token ids of a text, as Generate would see them. Image marks are left as the single mark token."""
 
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _airside_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_airside_pb2.DetokenizeReply, _abc.Awaitable[_airside_pb2.DetokenizeReply]]:
+        """The text of token ids, as Generate would write it."""
+
+    @_abc_1.abstractmethod
+    def CountTokens(
+        self,
+        request: _airside_pb2.CountTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_airside_pb2.CountTokensReply, _abc.Awaitable[_airside_pb2.CountTokensReply]]:
+        """The tokens of a prompt with its images, of which only the headers are read; no model is run."""
+
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ControlStub:
@@ -99,6 +123,8 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_airside_pb2.GetServerInfoRequest, _airside_pb2.ServerInfo]
+    GetLoad: _grpc.UnaryUnaryMultiCallable[_airside_pb2.GetLoadRequest, _airside_pb2.Load]
+    """How busy it is, for whoever shares out requests among servers. Cheap; may be asked many times a second."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_airside_pb2.ListWorkersRequest, _airside_pb2.ListWorkersReply]
     """Every process of this server: role, rank, node, pid, state."""
     Abort: _grpc.UnaryUnaryMultiCallable[_airside_pb2.AbortRequest, _airside_pb2.AbortReply]
@@ -112,6 +138,8 @@ class ControlAsyncStub(ControlStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_airside_pb2.GetServerInfoRequest, _airside_pb2.ServerInfo]  # type: ignore[assignment]
+    GetLoad: _aio.UnaryUnaryMultiCallable[_airside_pb2.GetLoadRequest, _airside_pb2.Load]  # type: ignore[assignment]
+    """How busy it is, for whoever shares out requests among servers. Cheap; may be asked many times a second."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_airside_pb2.ListWorkersRequest, _airside_pb2.ListWorkersReply]  # type: ignore[assignment]
     """Every process of this server: role, rank, node, pid, state."""
     Abort: _aio.UnaryUnaryMultiCallable[_airside_pb2.AbortRequest, _airside_pb2.AbortReply]  # type: ignore[assignment]
@@ -128,6 +156,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _airside_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_airside_pb2.ServerInfo, _abc.Awaitable[_airside_pb2.ServerInfo]]: ...
+
+    @_abc_1.abstractmethod
+    def GetLoad(
+        self,
+        request: _airside_pb2.GetLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_airside_pb2.Load, _abc.Awaitable[_airside_pb2.Load]]:
+        """How busy it is, for whoever shares out requests among servers. Cheap; may be asked many times a second."""
 
     @_abc_1.abstractmethod
     def ListWorkers(

@@ -2,6 +2,9 @@
 
 The controller binds one `Hub`; every other process connects one `Link` under its own name, which is its address.
 Nothing here blocks on a peer: a peer whose outbox is full, or who is gone, makes `send` return False.
+
+On one node that is ipc, where the file's permissions say who may connect. Between nodes it is TCP, encrypted, and only
+those who have the run's key are let in (`bus_keys.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +19,20 @@ from typing import Any, Self, cast
 
 import zmq
 import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
 
+from airside.proto.bus_keys import ClientKeys, ServerKeys
 from airside.proto.messages import Message, MessageRefused, decode, encode
 
 OUTBOX_MESSAGES_MAX = 4096
 """Messages that may wait for one peer before it counts as stuck."""
+
+_ZAP_DOMAIN = "airside"
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+class ConnectionBroken(ConnectionError):
+    """A connection over TCP has ended, or was refused: messages may be lost, so its process cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +60,27 @@ class Hub:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(endpoint)
-        self._close = weakref.finalize(self, _close, self._socket, self._context)
+        self._close = weakref.finalize(self, _close, self._context, self._socket)
         self.received: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+
+    def listen(self, endpoint: str, keys: ServerKeys) -> None:
+        """Also binds `tcp://host:port`, for those who have the keys; tries by others are counted as refused.
+
+        Once only. Raises zmq.ZMQError, with the endpoint, when it is taken or is none of this machine's.
+        """
+        guard = ThreadAuthenticator(self._context)
+        guard.configure_curve_callback(_ZAP_DOMAIN, _Admission(keys.client, self.refused))
+        guard.start()
+        self._close.detach()
+        self._close = weakref.finalize(self, _close, self._context, self._socket, guard)
+        # These count for what is bound from now on: the first endpoint stays as it is.
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN.encode())
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the guard, nobody is let in
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._socket.bind(endpoint)
 
     def receive(self, timeout_ms: int) -> Iterator[Envelope]:
         """Waits at most `timeout_ms` for a first message, then yields all that have come. Refused ones are counted."""
@@ -102,9 +132,31 @@ class Hub:
         self.close()
 
 
-def _close(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, context: zmq.Context[Any]) -> None:
+class _Admission:
+    """Who is let in over TCP: asked by the guard's thread, with the public key of one who has proved to own it."""
+
+    def __init__(self, client: str, refused: Counter[str]) -> None:
+        self._client = client.encode()
+        self._refused = refused
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        if key == self._client:
+            return True
+        self._refused["unknown_key"] += 1
+        return False
+
+
+def _close(
+    context: zmq.Context[Any],
+    socket: zmq.Socket[bytes] | zmq.asyncio.Socket,
+    other: ThreadAuthenticator | zmq.Socket[bytes] | None = None,
+) -> None:
     """For one end of the bus, closed or forgotten: a context that goes before its socket would wait for it for ever."""
     socket.close()
+    if isinstance(other, ThreadAuthenticator):
+        other.stop()
+    elif other is not None:
+        other.close(linger=0)
     context.term()
 
 
@@ -118,18 +170,36 @@ def _configure_link(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, name: str) -
 
 
 class Link:
-    """Any other process's side of the bus: a DEALER socket connected to the controller. One thread only."""
+    """Any other process's side of the bus: a DEALER socket connected to the controller. One thread only.
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    Args:
+        endpoint: of the controller.
+        name: of this process, its address on the bus.
+        keys: for an endpoint of TCP, whose connection must not break: what was on its way then is lost.
+    """
+
+    def __init__(self, endpoint: str, name: str, keys: ClientKeys | None = None) -> None:
         self.name = name
+        self._endpoint = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
-        self._socket.connect(endpoint)
-        self._close = weakref.finalize(self, _close, self._socket, self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._breaks: zmq.Socket[bytes] | None = None if keys is None else self._use(keys)
+        self._socket.connect(endpoint)
+        self._close = weakref.finalize(self, _close, self._context, self._socket, self._breaks)
         self.refused: Counter[str] = Counter()
+
+    def _use(self, keys: ClientKeys) -> zmq.Socket[bytes]:
+        """Takes the keys; returns where breaks are told of."""
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+        breaks = self._socket.get_monitor_socket(_BROKEN)
+        self._poller.register(breaks, zmq.POLLIN)
+        return breaks
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message. Raises zmq.Again when the controller has not taken 4,096 earlier ones."""
@@ -140,8 +210,15 @@ class Link:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def receive(self, timeout_ms: int) -> Envelope | None:
-        """The next message, or None when none came in time or the one that came was refused (and counted)."""
-        if self._socket not in dict(self._poller.poll(timeout_ms)):
+        """The next message, or None when none came in time or the one that came was refused (and counted).
+
+        Raises:
+            ConnectionBroken: with keys only; what came before was received.
+        """
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._socket not in ready:
+            if self._breaks in ready and not self._socket.poll(0):
+                raise ConnectionBroken(f"the connection to the controller at {self._endpoint} broke, or was refused")
             return None
         frames = self._socket.recv_multipart(copy=False)
         try:
@@ -165,7 +242,7 @@ class AsyncLink:
         self._socket = self._context.socket(zmq.DEALER)
         _configure_link(self._socket, name)
         self._socket.connect(endpoint)
-        self._close = weakref.finalize(self, _close, self._socket, self._context)
+        self._close = weakref.finalize(self, _close, self._context, self._socket)
         self.refused: Counter[str] = Counter()
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:

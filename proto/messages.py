@@ -1,8 +1,9 @@
 """Every message that travels between Airside's own processes, as a typed class.
 
 Those between the controller and the model workers are in `step_messages.py`, those between it and the vision workers in
-`vision_messages.py`. Large binary parts (image files) follow a message as frames of their own, so that nobody copies
-them to look at the rest. Hot messages are columnar: arrays travel as little-endian bytes, named here with their dtype.
+`vision_messages.py`. Large binary parts (image files, pixels) follow a message as frames of their own, so that nobody
+copies them to look at the rest. Hot messages are columnar: arrays travel as little-endian bytes, named here with their
+dtype.
 
 Kinds are numbered once and never renumbered; a field is only ever added at the end, with a default.
 """
@@ -18,6 +19,7 @@ from airside.proto.codec import decode as decode
 from airside.proto.codec import encode as encode
 from airside.proto.codec import message
 from airside.proto.step_messages import CloseGrammar as CloseGrammar
+from airside.proto.step_messages import DropPixels as DropPixels
 from airside.proto.step_messages import EncodedRow as EncodedRow
 from airside.proto.step_messages import GrammarFailed as GrammarFailed
 from airside.proto.step_messages import GrammarReady as GrammarReady
@@ -25,6 +27,7 @@ from airside.proto.step_messages import ImageRow as ImageRow
 from airside.proto.step_messages import KvSetup as KvSetup
 from airside.proto.step_messages import OpenedRow as OpenedRow
 from airside.proto.step_messages import OpenGrammar as OpenGrammar
+from airside.proto.step_messages import PixelsParcel as PixelsParcel
 from airside.proto.step_messages import PixelsRef as PixelsRef
 from airside.proto.step_messages import PromptLogprobRow as PromptLogprobRow
 from airside.proto.step_messages import StepPlan as StepPlan
@@ -110,6 +113,8 @@ class AddRequest(Message):
     golden_mode: str = ""  # "" | "force" | "draft"
     golden_acceptance: float = 1.0
     image_urls: list[str] = field(default_factory=list)  # per image; "": its bytes are the attachment. []: all are
+    image_min_pixels: list[int] = field(default_factory=list)  # per image, as in `PixelRange`. []: none has any
+    image_max_pixels: list[int] = field(default_factory=list)
 
 
 @message(12)
@@ -166,6 +171,15 @@ class StopSequence(Message):
     detail: str
 
 
+@message(18)
+class CountImages(Message):
+    """How many tokens images take, by their headers. One attachment per image: its file. Answer: `ImagesCounted`."""
+
+    query_id: int
+    min_pixels: list[int] = field(default_factory=list)  # as in `AddRequest`
+    max_pixels: list[int] = field(default_factory=list)
+
+
 # --- controller -> gateway ----------------------------------------------------------------------------------------
 
 
@@ -210,6 +224,7 @@ class ImageReady(Message):
     process_s: float  # decoding included
     cached: bool = False
     stages: ImageStages | None = None
+    pixels: int = 0  # width times height of the picture; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +313,8 @@ class FinishedRow:
     vision_wait_s: float = 0.0  # from arrival until all pixels were in
     prefill_s: float = 0.0  # from the first step to the first token
     preempted_s: float = 0.0  # between losing its blocks, to others or with the workers, and its next step
+    stage: str = ""  # what it was at when it ended: "images", "queue", "prefill" or "decode"
+    image_cause: str = ""  # with the reason "vision_failed": a word of `ImageCause`
 
 
 @message(25)
@@ -328,6 +345,7 @@ class Gauges(Message):
     requests_finished: dict[str, int]
     bus_messages_refused: dict[str, int]
     controller_phase_s: dict[str, float] = field(default_factory=dict)
+    bus_messages: dict[str, int] = field(default_factory=dict)
 
 
 @message(28)
@@ -339,6 +357,22 @@ class Peers(Message):
     vision_target: int
     vision_pending: str
     vision_scale_events: dict[str, int] = field(default_factory=dict)  # as in `VisionPool`
+    vision_restarts: dict[str, int] = field(default_factory=dict)  # likewise
+
+
+@message(80)
+class ImagesCounted(Message):
+    """The tokens that take the place of each image's mark; none where `refused` says that they cannot be told.
+
+    `refused` is "queue_full", "unavailable" or "invalid" as in `Rejected`, or "image": one is at fault, by
+    `image_cause`.
+    """
+
+    query_id: int
+    num_tokens: list[int]
+    refused: str = ""
+    detail: str = ""
+    image_cause: str = ""  # a word of `ImageCause`
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +428,8 @@ class VisionPool(Message):
     fewest: int = 0  # what the load decides within; equal where it decides nothing
     most: int = 0
     scale_events: dict[str, int] = field(default_factory=dict)  # "up_load", "down_asked", ...: changes of the target
+    # Vision workers that others took the place of, by why: "died", "hung", "not_started" or "with_the_controller".
+    restarts: dict[str, int] = field(default_factory=dict)
 
 
 @message(73)

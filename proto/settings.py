@@ -1,5 +1,7 @@
 """What each process is told when it is started: one frozen dataclass per process, as JSON on its command line.
 
+Under Ray it is an argument of the actor, which no list of processes shows: only there it may hold keys.
+
 The YAML file is checked once, in `cluster/`; these are the parts of it that a process needs, with everything that
 was `auto` decided.
 """
@@ -10,6 +12,8 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from airside.proto.bus_keys import ClientKeys, ServerKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,14 @@ class ControllerSettings(Settings):
     fetch_timeout_s: float = 5.0  # of one picture, redirects included
     image_mark_id: int | None = None  # stands for an image in a request; None: the image token
     atomic_images: bool = False  # an image's tokens that follow one another come in one step
+    network_endpoint: str = ""  # "tcp://host:port", for vision workers on other nodes; "": there are none
+    network_secret: str = field(default="", repr=False)  # the two of `ServerKeys`
+    network_client: str = ""
+
+    @property
+    def network_keys(self) -> ServerKeys:
+        """For the network endpoint."""
+        return ServerKeys(self.network_secret, self.network_client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,14 @@ class VisionWorkerSettings(Settings):
     allowed_domains: list[str] = field(default_factory=list)
     max_redirects: int = 0
     fetch_timeout_s: float = 5.0  # of one picture, redirects included
+    shares_memory: bool = True  # with the ranks; else tensors travel over the bus, and `segment` is but a name
+    network_server: str = ""  # the two of `ClientKeys`, where the endpoint is of TCP; "": it is not
+    network_secret: str = field(default="", repr=False)
+
+    @property
+    def network_keys(self) -> ClientKeys | None:
+        """For an endpoint of TCP."""
+        return ClientKeys(self.network_server, self.network_secret) if self.network_server else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +171,4 @@ class GatewaySettings(Settings):
     image_mark_id: int | None = None  # stands for an image in a prompt; None: the image token
     image_mark_before: str = ""  # what a prompt's text gets before each mark
     image_mark_after: str = ""
+    takes_pixel_ranges: bool = False  # a request may say within how many pixels a picture is scaled

@@ -48,6 +48,7 @@ class EncodedRow:
     seq_id: int
     image_index: int
     encode_s: float  # 0: found, from an equal picture
+    kept_bytes: int = 0  # of all embeddings that the rank keeps now
 
 
 @message(32)
@@ -153,7 +154,7 @@ class OpenedRow:
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """A tensor inside an arena segment. `offset` counts bytes from the start of the slab."""
+    """A tensor inside a slab. `offset` counts bytes from the start of the slab."""
 
     name: str
     dtype: str  # numpy's name
@@ -163,7 +164,11 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class PixelsRef:
-    """Processed pixels of one image in the arena: a slab of a segment, and the tensors in it."""
+    """Processed pixels of one image: a slab of a segment, and the tensors in it.
+
+    The segment is shared memory, or, of a vision worker that does not share its memory, but the name under which the
+    ranks have got the slab (`PixelsParcel`).
+    """
 
     segment: str
     slab: int  # byte offset of the slab in the segment
@@ -201,3 +206,23 @@ class CloseGrammar(Message):
     """To rank 0: the sequence has ended."""
 
     seq_id: int
+
+
+@message(45)
+class PixelsParcel(Message):
+    """To every rank, before the first plan of a launch that names this slab: its bytes, which are the one attachment.
+
+    Only for slabs of segments that the ranks cannot map. They keep it until `DropPixels`.
+    """
+
+    segment: str
+    slab: int
+    num_bytes: int
+
+
+@message(46)
+class DropPixels(Message):
+    """To every rank that has a slab's `PixelsParcel`: no plan names it any more. Another may come in its place."""
+
+    segment: str
+    slab: int

@@ -10,20 +10,22 @@ from airside.proto.step_messages import PixelsRef
 
 @message(50)
 class VisionHello(Message):
-    """A vision worker is up; `segment` is the shared-memory segment that it alone allocates from.
+    """A vision worker is up; `segment` is the shared-memory segment that it alone allocates from, or but a name.
 
-    `segment_bytes` is how much that is.
+    `segment_bytes` is how much that is: of a worker that does not share its memory, how much of its pixels may be held
+    elsewhere at a time.
     """
 
     node: str
     pid: int
     segment: str
     segment_bytes: int = 0
+    shares_memory: bool = True  # False: the ranks cannot map the segment, and tensors come behind `Pixels`
 
 
 @message(51)
 class Credit(Message):
-    """The worker can take this many more jobs."""
+    """The worker can take this many more jobs; a draining one: it is done with so many of those in hand."""
 
     jobs: int
 
@@ -43,7 +45,11 @@ class Shape(Message):
 
 @message(53)
 class Pixels(Message):
-    """The image's tensors are in the arena; the slab is the controller's until it sends `Release`."""
+    """The image's tensors; the slab is the controller's until it sends `Release`.
+
+    They are in the worker's segment. A worker that does not share its memory keeps nothing of them: the slab, of
+    `pixels.num_bytes`, is the one attachment, and until `Release` counts as room that is taken.
+    """
 
     seq_id: int
     image_index: int
@@ -55,7 +61,7 @@ class Pixels(Message):
 
 @message(54)
 class ImageFailed(Message):
-    """The image cannot be used. `cause` is a short stable word ("truncated", "too_large", ...), `detail` a sentence."""
+    """The image cannot be used. `cause` is a word of `ImageCause`, `detail` a sentence."""
 
     seq_id: int
     image_index: int
@@ -101,6 +107,8 @@ class Job(Message):
     seq_id: int
     image_index: int
     epoch: int
+    min_pixels: int = 0  # as in `PixelRange`
+    max_pixels: int = 0
 
 
 @message(61)
@@ -135,3 +143,5 @@ class Probe(Message):
     image_index: int
     epoch: int
     url: str = ""
+    min_pixels: int = 0  # as in `PixelRange`
+    max_pixels: int = 0

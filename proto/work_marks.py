@@ -36,10 +36,12 @@ def mark(work: Work, key: JobKey | None) -> tuple[slice, bytes]:
 
 def read_marks(segment: str) -> frozenset[JobKey] | None:
     """What the owner of a segment was looking into at its end; None: there is no such segment here to say so."""
+    if "/" in segment:  # it came over the bus
+        return None
     try:
         with (_FOLDER / segment).open("rb") as file:
             header = file.read(_BEGIN + len(Work) * _KEY.size)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the name has a zero in it
         return None
     if len(header) < _BEGIN + len(Work) * _KEY.size:
         return None

@@ -19,14 +19,15 @@ from pathlib import Path
 import torch
 from airside import LLM, SamplingParams, _core
 from airside.cluster.cli import program
-from airside.cluster.demo_model.digits import digit_pictures
+from airside.cluster.demo_model.exhibits import exhibits
 from airside.proto import airside_pb2_grpc
 from airside.workers import ops
 
 root = Path(airside.__file__).parent
 assert str(root).startswith(sys.argv[1]), root
-assert len(digit_pictures()) == 20
+assert len(exhibits()) == 24
 assert (root / "cluster" / "demo_model" / "assets" / "vision_connector.safetensors").is_file()
+assert (root / "cluster" / "demo_model" / "assets" / "text_adapter.safetensors").is_file()
 assert (root / "cluster" / "local.yaml").is_file()
 assert (root / "proto" / "airside.proto").is_file()
 assert ops.silu_and_mul(torch.zeros(1, 4)).shape == (1, 2)

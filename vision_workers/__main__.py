@@ -9,6 +9,7 @@ import sys
 import warnings
 from types import FrameType
 
+from airside.proto.channel import ConnectionBroken
 from airside.proto.settings import VisionWorkerSettings
 from airside.vision_workers.families.family import UnsupportedModel
 from airside.vision_workers.process import run
@@ -34,6 +35,9 @@ def main() -> int:
         run(settings)
     except (NoRoomForSegment, UnsupportedModel) as error:
         log.error("cannot serve pictures: %s", error)
+        return 1
+    except ConnectionBroken as error:
+        log.error("%s", error)
         return 1
     return 0
 

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import StrEnum
 from typing import TypeVar
+
+from airside.proto.image_cause import ImageCause
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Cause(StrEnum):
-    """Short stable words, fit for a metric label. Users see them; none is ever renamed."""
-
-    EMPTY = "empty"
-    UNSUPPORTED_FORMAT = "unsupported_format"
-    TRUNCATED = "truncated"
-    DAMAGED = "damaged"
-    TOO_MANY_BYTES = "too_many_bytes"
-    TOO_MANY_PIXELS = "too_many_pixels"
-    TOO_EXTREME_ASPECT = "too_extreme_aspect"
-    ARENA_TOO_SMALL = "arena_too_small"
-    MEMORY_FULL = "memory_full"  # the machine's shared memory
-    NOT_ALLOWED = "not_allowed"  # its URL
-    FETCH_FAILED = "fetch_failed"
-    FETCH_TIMEOUT = "fetch_timeout"
-    INTERNAL = "internal"
+Cause = ImageCause
+"""Its name here."""
 
 
 class ImageError(Exception):

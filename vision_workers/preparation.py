@@ -16,8 +16,8 @@ from typing import Self
 
 from PIL import Image
 
-from airside.vision_workers.arena import Tensors
 from airside.vision_workers.image_error import ImageError, attempt
+from airside.vision_workers.pixel_store import Tensors
 
 _JOIN_S = 5.0
 
@@ -37,6 +37,7 @@ class Picture:
 
     data: bytes
     at_work: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for as long as the thread is at it
+    process: Callable[[Image.Image], Tensors] | None = None  # in place of the usual
     is_wanted: bool = True
     prepared: Prepared | None = None
 
@@ -113,7 +114,7 @@ class Preparation:
         if isinstance(decoded, ImageError) or not picture.is_wanted:
             return Prepared(decoded if isinstance(decoded, ImageError) else None, decode_s)
         began = time.monotonic()
-        tensors = attempt(functools.partial(self._process, decoded))
+        tensors = attempt(functools.partial(picture.process or self._process, decoded))
         return Prepared(tensors, decode_s, time.monotonic() - began)
 
     def __enter__(self) -> Self:

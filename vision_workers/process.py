@@ -16,6 +16,8 @@ from airside.vision_workers.decode import decode
 from airside.vision_workers.families.registry import load_family
 from airside.vision_workers.fetch.fetcher import Fetcher
 from airside.vision_workers.header import ImageLimits
+from airside.vision_workers.parcel_account import ParcelAccount
+from airside.vision_workers.pixel_store import PixelStore
 from airside.vision_workers.preparation import Preparation
 from airside.vision_workers.segment import bytes_there
 from airside.vision_workers.worker import VisionWorker
@@ -30,6 +32,7 @@ def run(settings: VisionWorkerSettings) -> None:
         UnsupportedModel: the checkpoint's pictures cannot be processed.
         FileExistsError: the segment is there already.
         NoRoomForSegment: /dev/shm is full.
+        ConnectionBroken: the controller is on another node, and what was on its way may be lost.
     """
     began = time.monotonic()
     os.nice(settings.nice)
@@ -42,14 +45,23 @@ def run(settings: VisionWorkerSettings) -> None:
     with contextlib.ExitStack() as stack:
         preparation = stack.enter_context(Preparation(decode_file, family.process))
         # Closed before the preparation, which may take its time: the segment must not outlive an impatient parent.
-        arena = stack.enter_context(Arena(settings.segment, _segment_bytes(settings)))
-        link = Link(settings.endpoint, settings.name)
+        store = stack.enter_context(_open_store(settings))
+        link = Link(settings.endpoint, settings.name, settings.network_keys)
         stack.callback(link.close)
         fetcher = Fetcher.of(settings)
         stack.callback(fetcher.close)
-        worker = VisionWorker(link, family, arena, preparation, limits, fetcher, settings.node)
-        log.info("up: name=%s segment=%s load_s=%.1f", settings.name, settings.segment, time.monotonic() - began)
+        worker = VisionWorker(link, family, store, preparation, limits, fetcher, settings.node)
+        load_s = time.monotonic() - began
+        log.info(
+            "up: name=%s segment=%s shared=%s load_s=%.1f", settings.name, settings.segment, store.shares_memory, load_s
+        )
         worker.run()
+
+
+def _open_store(settings: VisionWorkerSettings) -> PixelStore:
+    if settings.shares_memory:
+        return Arena(settings.segment, _segment_bytes(settings))
+    return ParcelAccount(settings.segment, settings.segment_bytes)
 
 
 def _segment_bytes(settings: VisionWorkerSettings) -> int:

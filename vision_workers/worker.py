@@ -1,10 +1,9 @@
-"""A vision worker's loop: answers probes, takes jobs, and keeps the arena that their pixels are written to."""
+"""A vision worker's loop: answers probes, takes jobs, and keeps the store that their pixels are written to."""
 
 from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import logging
 import os
 import time
@@ -12,8 +11,10 @@ from collections import deque
 from dataclasses import dataclass
 
 import psutil
+from PIL import Image
 
 from airside.proto.channel import Envelope, Link
+from airside.proto.image_content import ANY_PIXELS, PixelRange, content_hash
 from airside.proto.messages import (
     ArenaFull,
     Cancel,
@@ -24,9 +25,7 @@ from airside.proto.messages import (
     Heartbeat,
     ImageFailed,
     Job,
-    Message,
     Pixels,
-    PixelsRef,
     Probe,
     Release,
     Shape,
@@ -34,11 +33,11 @@ from airside.proto.messages import (
     VisionHello,
 )
 from airside.proto.work_marks import JobKey, Work
-from airside.vision_workers.arena import Arena, Tensors, slab_bytes
-from airside.vision_workers.families.family import Family
+from airside.vision_workers.families.family import Family, ScalingFamily
 from airside.vision_workers.fetch.fetcher import Fetcher
 from airside.vision_workers.header import ImageLimits, probe
 from airside.vision_workers.image_error import Cause, ImageError, attempt
+from airside.vision_workers.pixel_store import PixelStore, Tensors, Written, slab_bytes
 from airside.vision_workers.preparation import Picture, Preparation, Prepared
 
 log = logging.getLogger(__name__)
@@ -68,15 +67,15 @@ class _InHand:
 
     @property
     def key(self) -> JobKey:
-        return self.job.seq_id, self.job.image_index, self.job.epoch
+        return _key(self.job)
 
 
 class VisionWorker:
-    """The loop. It owns the socket and the arena; pixels are made in the `Preparation`'s thread.
+    """The loop. It owns the socket and the store; pixels are made in the `Preparation`'s thread.
 
     A job is queued, then started, then done, in the order of the messages: it ends with one `Credit`, after `Pixels`,
     after `ImageFailed`, or, when it was cancelled, after nothing. That comes in its turn, so that each credit says that
-    the thread goes on. A draining worker gives no more credit.
+    the thread goes on; that of a draining worker says nothing else.
 
     Args:
         fetcher: for pictures that are named by URL. It answers each in bounded time.
@@ -86,7 +85,7 @@ class VisionWorker:
         self,
         link: Link,
         family: Family,
-        arena: Arena,
+        store: PixelStore,
         preparation: Preparation,
         limits: ImageLimits,
         fetcher: Fetcher,
@@ -94,13 +93,14 @@ class VisionWorker:
     ) -> None:
         self._link = link
         self._family = family
-        self._arena = arena
+        self._store = store
         self._preparation = preparation
         self._limits = limits
         self._node = node
         self._fetcher = fetcher
         self._process = psutil.Process()
         self._parent_pid = os.getppid()
+        self._to_fetch: dict[JobKey, PixelRange] = {}
         self._queue: deque[_InHand] = deque()
         self._started: deque[_InHand] = deque()
         self._waits_for_room = False
@@ -116,8 +116,9 @@ class VisionWorker:
             VisionHello(
                 node=self._node,
                 pid=os.getpid(),
-                segment=self._arena.segment,
-                segment_bytes=self._arena.bytes_total,
+                segment=self._store.segment,
+                segment_bytes=self._store.bytes_total,
+                shares_memory=self._store.shares_memory,
             )
         )
         self._link.send(Credit(jobs=WINDOW_JOBS))
@@ -141,19 +142,20 @@ class VisionWorker:
     def _handle(self, envelope: Envelope) -> None:
         match envelope.message:
             case Probe(url="") as asked:
-                self._answer((asked.seq_id, asked.image_index, asked.epoch), b"".join(envelope.attachments))
+                self._answer(_key(asked), b"".join(envelope.attachments), _within(asked))
             case Probe() as asked:
-                self._fetcher.start((asked.seq_id, asked.image_index, asked.epoch), asked.url)
+                self._to_fetch[_key(asked)] = _within(asked)
+                self._fetcher.start(_key(asked), asked.url)
             case Job() as job:
                 self._enqueue(job, b"".join(envelope.attachments))
             case Cancel() as cancel:
                 self._cancel(cancel)
-            case Release(slab=slab) if self._arena.holds(slab):
-                self._arena.release(slab)
+            case Release(slab=slab) if self._store.holds(slab):
+                self._store.release(slab)
             case Release(slab=slab):
                 log.warning("release of a slab that is not out: slab=%d", slab)
             case Drain():
-                log.info("draining: jobs=%d slabs=%d", len(self._queue) + len(self._started), self._arena.num_slabs)
+                log.info("draining: jobs=%d slabs=%d", len(self._queue) + len(self._started), self._store.num_slabs)
                 self._draining = True
             case Shutdown(why=why):
                 log.info("shutting down: %s", why)
@@ -163,18 +165,18 @@ class VisionWorker:
 
     # --- probes ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, key: JobKey, data: bytes) -> None:
+    def _answer(self, key: JobKey, data: bytes, within: PixelRange) -> None:
         """Says at once what the header says, whatever else is in hand."""
-        with self._arena.marked(Work.HEADER, key):
-            shape = attempt(functools.partial(self._shape, key, data))
+        with self._store.marked(Work.HEADER, key):
+            shape = attempt(functools.partial(self._shape, key, data, within))
         if isinstance(shape, ImageError):
             self._refuse(key, shape)
         else:
             self._link.send(shape)
 
-    def _shape(self, key: JobKey, data: bytes) -> Shape:
+    def _shape(self, key: JobKey, data: bytes, within: PixelRange) -> Shape:
         header = probe(data, self._limits)
-        shape = self._family.shape(header.width, header.height)
+        shape = _scaling(self._family, within).shape(header.width, header.height)
         return Shape(
             *key,
             expansion=shape.expansion.astype("<i4").tobytes(),
@@ -185,20 +187,23 @@ class VisionWorker:
 
     def _answer_fetched(self) -> None:
         for key, file, fetch_s in self._fetcher.take():
+            within = self._to_fetch.pop(key, ANY_PIXELS)
             if isinstance(file, ImageError):
                 self._refuse(key, file)
             else:
-                self._link.send(Fetched(*key, content_hash=content_hash(file), fetch_s=fetch_s), [file])
+                self._link.send(Fetched(*key, content_hash=content_hash(file, within), fetch_s=fetch_s), [file])
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
     def _enqueue(self, job: Job, data: bytes) -> None:
-        key = (job.seq_id, job.image_index, job.epoch)
-        at_work = functools.partial(self._arena.marked, Work.PICTURE, key)
-        self._queue.append(_InHand(job, Picture(data, at_work)))
+        at_work = functools.partial(self._store.marked, Work.PICTURE, _key(job))
+        within = _within(job)
+        process = functools.partial(_process, self._family, within) if any(within) else None
+        self._queue.append(_InHand(job, Picture(data, at_work, process)))
 
     def _cancel(self, cancel: Cancel) -> None:
-        key = (cancel.seq_id, cancel.image_index, cancel.epoch)
+        key = _key(cancel)
+        self._to_fetch.pop(key, None)
         self._fetcher.cancel(key)
         for hand in (*self._started, *self._queue):
             if hand.key == key:
@@ -222,38 +227,40 @@ class VisionWorker:
     def _settle_one(self, hand: _InHand, prepared: Prepared) -> None:
         outcome = prepared.outcome
         if outcome is None or not hand.picture.is_wanted:
-            self._conclude(hand, None)
+            self._conclude(hand)
         elif isinstance(outcome, ImageError):
             self._refuse(hand.key, outcome)
-            self._conclude(hand, None)
+            self._conclude(hand)
         elif not self._waits_for_room:
             self._deliver(hand, outcome, prepared)
 
     def _deliver(self, hand: _InHand, tensors: Tensors, prepared: Prepared) -> None:
         """Writes the tensors; if there is no room for them, asks for some, and they wait."""
-        pixels = attempt(functools.partial(self._write, hand, tensors))
-        if isinstance(pixels, ImageError):
-            self._refuse(hand.key, pixels)
-            self._conclude(hand, None)
-        elif pixels is None:
+        written = attempt(functools.partial(self._write, hand, tensors))
+        if isinstance(written, ImageError):
+            self._refuse(hand.key, written)
+            self._conclude(hand)
+        elif written is None:
             self._waits_for_room = True
         else:
             process_s, decode_s = prepared.process_s, prepared.decode_s
-            self._conclude(hand, Pixels(*hand.key, pixels=pixels, process_s=process_s, decode_s=decode_s))
+            pixels = Pixels(*hand.key, pixels=written.ref, process_s=process_s, decode_s=decode_s)
+            self._link.send(pixels, written.frames)
+            self._conclude(hand)
 
-    def _write(self, hand: _InHand, tensors: Tensors) -> PixelsRef | None:
+    def _write(self, hand: _InHand, tensors: Tensors) -> Written | None:
         """Where the tensors are; None: there is no room now. Raises ImageError when there will be none."""
         wanted = slab_bytes(tensors)
-        if wanted > self._arena.bytes_total:
+        if wanted > self._store.bytes_total:
             raise ImageError(
                 Cause.ARENA_TOO_SMALL,
-                f"its tensors take {wanted} bytes; the arena has {self._arena.bytes_total} (vision.arena)",
+                f"its tensors take {wanted} bytes; the arena has {self._store.bytes_total} (vision.arena)",
             )
-        if not self._arena.can_write(tensors):
+        if not self._store.can_write(tensors):
             self._ask_for_room(ArenaFull(wanted))
             return None
         try:
-            return self._arena.write_tensors(tensors)
+            return self._store.write_tensors(tensors)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -280,15 +287,9 @@ class VisionWorker:
             self._last_arena_full = now
             self._link.send(message)
 
-    def _conclude(self, hand: _InHand, last: Pixels | None) -> None:
+    def _conclude(self, hand: _InHand) -> None:
         self._started.remove(hand)
-        self._finish(last)
-
-    def _finish(self, last: Message | None) -> None:
-        if last is not None:
-            self._link.send(last)
-        if not self._draining:
-            self._link.send(Credit(jobs=1))
+        self._link.send(Credit(jobs=1))
 
     def _refuse(self, key: JobKey, error: ImageError) -> None:
         log.info("picture refused: seq=%d image=%d cause=%s", key[0], key[1], error.cause)
@@ -298,7 +299,7 @@ class VisionWorker:
 
     def _say_goodbye_when_drained(self) -> None:
         in_hand = len(self._queue) + len(self._started) + self._fetcher.num_open
-        if self._draining and in_hand == 0 and self._arena.num_slabs == 0 and not self._stopped:
+        if self._draining and in_hand == 0 and self._store.num_slabs == 0 and not self._stopped:
             self._link.send(Goodbye())
             self._stopped = True
 
@@ -315,6 +316,22 @@ class VisionWorker:
             self._stopped = True
 
 
-def content_hash(data: bytes) -> bytes:
-    """16 bytes: equal to what a gateway makes of the same file when it comes with a request."""
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _key(message: Probe | Job | Cancel) -> JobKey:
+    return message.seq_id, message.image_index, message.epoch
+
+
+def _within(message: Probe | Job) -> PixelRange:
+    return PixelRange(message.min_pixels, message.max_pixels)
+
+
+def _scaling(family: Family, within: PixelRange) -> Family:
+    """The family, for a picture that is to be within so many pixels. Raises ImageError."""
+    if not any(within):
+        return family
+    if not isinstance(family, ScalingFamily):
+        raise ImageError(Cause.BAD_PIXEL_RANGE, "this model scales each picture in one way only")
+    return family.within(within)
+
+
+def _process(family: Family, within: PixelRange, image: Image.Image) -> Tensors:
+    return _scaling(family, within).process(image)

@@ -34,7 +34,7 @@ class ImageEmbeddings:
         self._bytes = 0
         self._kept: OrderedDict[Content, Tensor] = OrderedDict()  # least recently used first
         self._used: OrderedDict[tuple[int, int], None] = OrderedDict()  # images that were told of, oldest first
-        self._news: list[EncodedRow] = []
+        self._news: list[tuple[int, int, float]] = []  # as in `EncodedRow`
 
     def rows(self, images: Sequence[ImageRow]) -> Tensor:
         """[sum(embed_count), hidden]: the parts of the pictures that a step touches, in its order.
@@ -50,7 +50,7 @@ class ImageEmbeddings:
     def take_news(self) -> list[EncodedRow]:
         """Since the last call: images that a sequence used for the first time, or that had to be encoded again."""
         news, self._news = self._news, []
-        return news
+        return [EncodedRow(*row, kept_bytes=self._bytes) for row in news]
 
     def _part(self, image: ImageRow) -> Tensor:
         embeddings = self._get(image)
@@ -78,7 +78,7 @@ class ImageEmbeddings:
         return embeddings
 
     def _tell(self, key: tuple[int, int], encode_s: float) -> None:
-        self._news.append(EncodedRow(*key, encode_s))
+        self._news.append((*key, encode_s))
         self._used[key] = None
         self._used.move_to_end(key)
         if len(self._used) > USES_MAX:

@@ -96,6 +96,7 @@ class PictureTokens:
     mark_id: int | None = None  # stands for a picture in a prompt; None: the image token does
     mark_text: tuple[str, str] = ("", "")  # what a prompt's text gets before and after each mark
     num_atomic: int = 0  # tokens of a picture, that attend to one another; 0: attention is causal
+    takes_pixel_ranges: bool = False  # a request may say within how many pixels a picture is scaled
 
 
 @dataclass(frozen=True, slots=True)

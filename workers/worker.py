@@ -9,12 +9,14 @@ import time
 import psutil
 import torch
 
-from airside.proto.channel import Link
+from airside.proto.channel import Envelope, Link
 from airside.proto.messages import (
     CloseGrammar,
+    DropPixels,
     Heartbeat,
     KvSetup,
     OpenGrammar,
+    PixelsParcel,
     Shutdown,
     StepPlan,
     WorkerFailed,
@@ -35,11 +37,14 @@ _HEARTBEAT_S = 1.0
 class Worker:
     """One rank with its model loaded."""
 
-    def __init__(self, settings: WorkerSettings, link: Link, runner: ModelRunner, parent_pid: int) -> None:
+    def __init__(
+        self, settings: WorkerSettings, link: Link, runner: ModelRunner, arena: PixelArena, parent_pid: int
+    ) -> None:
         self._settings = settings
         self._link = link
         self._runner = runner
         self._grammars = runner.grammars
+        self._arena = arena
         self._parent_pid = parent_pid
         self._process = psutil.Process()
         self._last_heartbeat_s = 0.0
@@ -51,26 +56,32 @@ class Worker:
         self._say_hello(load_s)
         while os.getppid() == self._parent_pid:
             envelope = self._link.receive(timeout_ms=int(_HEARTBEAT_S * 1000))
-            match None if envelope is None else envelope.message:
-                case StepPlan() as plan:
-                    self._step(plan)
-                case OpenGrammar(seq_id, grammar, output_ids) if self._grammars is not None:
-                    self._grammars.open(seq_id, grammar, output_ids)
-                case CloseGrammar(seq_id) if self._grammars is not None:
-                    self._grammars.close(seq_id)
-                case KvSetup(num_blocks):
-                    self._runner.allocate(num_blocks)
-                    log.info("allocated num_blocks=%d", num_blocks)
-                case Shutdown(why):
-                    log.info("shutdown why=%r", why)
-                    return
-                case None:
-                    pass
-                case other:
-                    raise TypeError(f"a worker was sent {type(other).__name__}")
+            if envelope is not None and isinstance(envelope.message, Shutdown):
+                log.info("shutdown why=%r", envelope.message.why)
+                return
+            if envelope is not None:
+                self._handle(envelope)
             self._answer_for_grammars()
             self._show_life()
         log.warning("orphaned parent_pid=%d; nobody is left to serve, exiting", self._parent_pid)
+
+    def _handle(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case StepPlan() as plan:
+                self._step(plan)
+            case PixelsParcel() as parcel:
+                self._arena.keep(parcel, envelope.attachments)
+            case DropPixels(segment, slab):
+                self._arena.drop(segment, slab)
+            case OpenGrammar(seq_id, grammar, output_ids) if self._grammars is not None:
+                self._grammars.open(seq_id, grammar, output_ids)
+            case CloseGrammar(seq_id) if self._grammars is not None:
+                self._grammars.close(seq_id)
+            case KvSetup(num_blocks):
+                self._runner.allocate(num_blocks)
+                log.info("allocated num_blocks=%d", num_blocks)
+            case other:
+                raise TypeError(f"a worker was sent {type(other).__name__}")
 
     def _say_hello(self, load_s: float) -> None:
         settings = self._settings
@@ -123,8 +134,9 @@ def run_worker(settings: WorkerSettings, parent_pid: int) -> int:
     try:
         started_s = time.perf_counter()
         group = RankGroup.connect(settings.rank, settings.world_size, settings.rendezvous, device_of(settings))
-        runner = load_runner(settings, group, PixelArena())
-        Worker(settings, link, runner, parent_pid).run(time.perf_counter() - started_s)
+        arena = PixelArena()
+        runner = load_runner(settings, group, arena)
+        Worker(settings, link, runner, arena, parent_pid).run(time.perf_counter() - started_s)
         group.close()
     except Exception as error:
         # The controller cannot see this process' log; it gets the reason in one line, the log gets the rest.

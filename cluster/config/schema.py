@@ -48,6 +48,11 @@ def _auto_or_bytes(value: object) -> int | None:
     return None if value == "auto" or value is None else parse_bytes(value)
 
 
+def _off_for_false(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as a boolean."""
+    return "off" if value is False else value
+
+
 def _ray_address(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if value in ("local", "auto") or (host and colon and port.isdigit()):
@@ -236,7 +241,12 @@ class VisionBlock(Block):
 
     autoscaling_config: AutoscalingBlock = Field(default=AutoscalingBlock(), description="how many there are")
     actor_options: ActorOptions = Field(default=ActorOptions(), description="what Ray reserves for each")
-    arena: Bytes = Field(default=256 * MIB, description="shared memory of each vision worker, for pixels in flight")
+    arena: Bytes = Field(default=256 * MIB, description="room of each vision worker for pixels in flight")
+    shared_memory: Annotated[Literal["auto", "off"], BeforeValidator(_off_for_false)] = Field(
+        default="auto",
+        description="how pixels get to the model's ranks; auto: in /dev/shm on their node, over the bus from others; "
+        "off: always over the bus, as where containers have no /dev/shm",
+    )
     cache: VisionCache = Field(default=VisionCache(), description="what is kept of pictures")
     job_timeout_s: float = Field(
         default=20.0, gt=0, description="a vision worker with one picture for longer counts as hung, and is replaced"
@@ -295,6 +305,12 @@ class ClusterBlock(Block):
 
     ray_address: RayAddress = Field(
         default="local", description="local: a Ray of its own; auto or host:port: join that one"
+    )
+    placement: Literal["STRICT_PACK", "PACK", "SPREAD"] = Field(
+        default="STRICT_PACK",
+        description="nodes of a joined Ray that vision workers run on; STRICT_PACK: this one, as everything else does; "
+        "PACK: others once this one has no room; SPREAD: all. Others must have the checkpoint at the same path. A Ray "
+        "of its own has one node",
     )
     startup_timeout_s: float = Field(
         default=120.0, gt=0, description="time to become ready, waiting for resources included"

@@ -17,12 +17,13 @@ from airside.cluster.client import Client
 from airside.cluster.config.file import load_config
 from airside.cluster.config.schema import Config
 from airside.cluster.environment import prepare_ray, variables
-from airside.cluster.launch_plan import LaunchPlan, Machine, Run
+from airside.cluster.launch_plan import LaunchPlan, Machine, Network, Run
 from airside.cluster.model_source import resolve
 from airside.cluster.runs.leftovers import clean_dead_runs, clean_run
 from airside.cluster.runs.run_state import RunStates, ServerState
 from airside.cluster.runs.startup_progress import StartupProgress, Tell
 from airside.cluster.runs.stop_signal import Stopped, StopSignal
+from airside.proto.bus_keys import make_keys
 from airside.vision_workers.segment import sweep
 from airside.workers.model_config import load_model_config
 
@@ -81,6 +82,8 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
     stop.install()
     try:
         deadline = began + plan.config.cluster.startup_timeout_s
+        if plan.placement != "STRICT_PACK":
+            plan = plan.over(_network(cluster.address))
         cluster.reserve(_bundles(plan), "engine.tensor_parallel_size", deadline - time.monotonic(), tell, stop.check)
         supervisor = Supervisor(plan, cluster, stop, tell)
         grace_s = 0.0
@@ -101,6 +104,18 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
         return 0
     finally:
         cluster.close()
+
+
+def _network(address: str) -> Network:
+    """The bus for other nodes, on a free port of the address that this node has in Ray. Raises CannotStart."""
+    try:
+        host = f"[{address}]" if ":" in address else address
+        return Network(f"tcp://{host}:{_probe(address, 0)}", *make_keys())
+    except OSError as error:
+        raise CannotStart(
+            f"cluster.placement: vision workers on other nodes need a port on {address}, which Ray has for this node: "
+            f"{error.strerror or error}; start Ray here with another --node-ip-address, or set STRICT_PACK"
+        ) from error
 
 
 def _bundles(plan: LaunchPlan) -> list[dict[str, float]]:

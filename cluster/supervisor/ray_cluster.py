@@ -10,15 +10,16 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 import ray.exceptions
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 _ray: Any = ray  # Any: many of Ray's functions are untyped
 
@@ -76,14 +77,15 @@ class RayCluster:
             signal.signal(signal.SIGTERM, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._group: Any = None  # Any: Ray's placement group is untyped
-        self.node, self.node_resource = self._this_node()
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self.node, self.address = self._this_node()
+        self.node_resource = f"node:{self.address}"  # only this one has it
 
     def _this_node(self) -> tuple[str, str]:
-        """Host name of this node, and the resource that only it has."""
-        node_id = ray.get_runtime_context().get_node_id()
+        """Host name and address of this node."""
         for node in _ray.nodes():
-            if node["NodeID"] == node_id:
-                return node["NodeManagerHostname"], f"node:{node['NodeManagerAddress']}"
+            if node["NodeID"] == self._node_id:
+                return node["NodeManagerHostname"], node["NodeManagerAddress"]
         raise ClusterError("this machine is no node of the Ray cluster; run `ray start --address=...` on it first")
 
     @property
@@ -94,15 +96,17 @@ class RayCluster:
         names = {child.name() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
         return names >= {"gcs_server", "raylet"}
 
-    def missing(self, wanted: dict[str, float]) -> str:
-        """What there is not enough of for one process: "needs 1 CPU, 0 are free"; empty when it fits."""
-        available = _ray.available_resources()
-        lacking = [
-            f"needs {amount:g} {name}, {available.get(name, 0.0):g} free"
-            for name, amount in wanted.items()
-            if amount > available.get(name, 0.0)
-        ]
-        return "; ".join(lacking)
+    def missing(self, wanted: dict[str, float], placement: str) -> str:
+        """What there is not enough of for one process: "needs 1 CPU, 0 free"; empty when a node has room for it.
+
+        Args:
+            wanted: resources of the process.
+            placement: as in the configuration; with STRICT_PACK this node counts alone.
+        """
+        nodes = available_resources_per_node()  # Ray's public numbers are of all nodes together
+        if placement == "STRICT_PACK":
+            return lacking(wanted, [nodes.get(self._node_id, {})])
+        return lacking(wanted, list(nodes.values()))
 
     def reserve(
         self, bundles: Sequence[dict[str, float]], why: str, timeout_s: float, tell: Tell, check: Callable[[], None]
@@ -147,6 +151,16 @@ class RayCluster:
         assert self._group is not None, "nothing is reserved"
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
 
+    def strategy(self, placement: str) -> Any:  # Any: as above
+        """The scheduling strategy of a process without a reserved place; `placement` as in the configuration."""
+        if placement == "SPREAD":
+            return "SPREAD"
+        if placement == "PACK":
+            # Ray's default goes elsewhere as soon as half of this node is taken. There is no way to say it without the
+            # underscored argument.
+            return NodeAffinitySchedulingStrategy(self._node_id, soft=True, _spill_on_unavailable=True)
+        return "DEFAULT"  # with this node's resource, which leaves no choice
+
     def release(self) -> None:
         """Gives back what was reserved; processes that run there die."""
         if self._group is not None and self.is_alive:
@@ -159,6 +173,25 @@ class RayCluster:
         if self.is_own:
             _kill_helpers()
         ray.shutdown()
+
+
+def lacking(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """What one process would need, on the node that lacks the least kinds of it; empty when one of them has room.
+
+    Args:
+        wanted: resources of the process, by name.
+        nodes: what is free on each.
+    """
+    per_node: list[list[str]] = [
+        [
+            f"needs {amount:g} {name}, {free.get(name, 0.0):g} free"
+            for name, amount in wanted.items()
+            if amount > free.get(name, 0.0)
+        ]
+        for free in nodes or [{}]
+    ]
+    fewest = min(per_node, key=len)
+    return "; ".join(fewest)
 
 
 def _kill_helpers() -> None:

@@ -1,4 +1,7 @@
-"""One process of a run as its supervisor sees it: a Ray actor, a pid once it has been placed, and how it ended."""
+"""One process of a run as its supervisor sees it: a Ray actor, a pid once it has been placed, and how it ended.
+
+On this node it is sent signals. One on another node is asked to end over the bus, by the controller, and killed by Ray.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,24 @@ class Placement:
 
 
 class RayProcess:
-    """Starts an actor for these settings. It may wait for resources; `pid` is None until it runs."""
+    """Starts an actor for these settings. It may wait for resources; `pid` is None until it runs.
 
-    def __init__(self, name: str, settings: Settings, placement: Placement, num_threads: int = 1) -> None:
+    Args:
+        name: of the process, on the bus.
+        settings: for a process on this node.
+        placement: where it may be.
+        num_threads: for OpenMP.
+        elsewhere: in place of the settings, where it starts on another node.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        placement: Placement,
+        num_threads: int = 1,
+        elsewhere: Settings | None = None,
+    ) -> None:
         self.name = name
         self.settings = settings
         self.started_at = time.monotonic()
@@ -42,10 +60,17 @@ class RayProcess:
             scheduling_strategy=placement.strategy,
             max_restarts=0,
         )
-        self._actor: Any = options.remote(settings.to_json(), num_threads)
-        self._pid_ref = self._actor.pid.remote()
+        home = ray.get_runtime_context().get_node_id()
+        self._actor: Any = (
+            options.remote(settings.to_json(), num_threads)
+            if elsewhere is None
+            else options.remote(settings.to_json(), num_threads, home, elsewhere.to_json())
+        )
+        self._place_ref = self._actor.place.remote()
         self.run_ref = self._actor.run.remote()
         self._pid: int | None = None
+        self._home = home
+        self._is_here = True  # until it is known to be elsewhere
         self._killed_why = ""
 
     @property
@@ -55,9 +80,10 @@ class RayProcess:
 
     def look_for_pid(self) -> None:
         """Notes the process's id as soon as Ray has placed it: afterwards, nobody can be asked."""
-        if self._pid is None and ray.wait([self._pid_ref], timeout=0)[0]:
+        if self._pid is None and ray.wait([self._place_ref], timeout=0)[0]:
             with contextlib.suppress(ray.exceptions.RayError):
-                self._pid = ray.get(self._pid_ref)
+                self._pid, node_id = ray.get(self._place_ref)
+                self._is_here = node_id == self._home
 
     @property
     def has_ended(self) -> bool:
@@ -77,8 +103,13 @@ class RayProcess:
         except ray.exceptions.RayActorError as error:
             return 1, _first_sentence(str(error), self._pid)
 
+    @property
+    def has_hung(self) -> bool:
+        """Whether `kill_stuck` has ended it."""
+        return bool(self._killed_why)
+
     def terminate(self) -> None:
-        """Asks it to end in order. One that was never placed is taken back."""
+        """Asks it to end in order. One that was never placed is taken back; one elsewhere hears of it over the bus."""
         self.look_for_pid()
         if self.pid is None:
             self.kill()
@@ -103,6 +134,8 @@ class RayProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._pid is not None
+        if not self._is_here:  # here, the number is another process's
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, number)
 
@@ -112,6 +145,10 @@ def _first_sentence(text: str, pid: int | None) -> str:
     who = f"process {pid}" if pid is not None else "the process"
     if "worker process has died" in text:
         return f"{who} was killed or crashed"
+    if "its node has died" in text:
+        return f"{who} is gone with its node"
+    if "is unavailable" in text:  # counts as ended all the same, and is killed if it should still be there
+        return f"{who} cannot be reached on its node"
     return f"{who}: {' '.join(text.split())[:200]}"
 
 

@@ -36,6 +36,7 @@ from airside.proto.messages import (
     VisionLoad,
     VisionTarget,
 )
+from airside.vision_workers.segment import sweep
 
 NAME = "supervisor"
 TURN_S = 0.2
@@ -249,6 +250,7 @@ class Supervisor:
         for process in others:
             process.kill()
         wait_all(others, _STOP_S)
+        sweep(self._plan.run.segment_prefix)  # the controller that would have removed them is gone
         self.vision.clear()
         self._group += 1
         self._link.close()

@@ -114,7 +114,7 @@ class VisionPool:
         del self._workers[number]
         self._told_drain.pop(number, None)
         was_draining = self._scaling.is_draining(number)
-        self._scaling.ended(number, how, now)
+        self._scaling.ended(number, how, now, process.has_hung)
         return was_draining
 
     def clear(self) -> None:
@@ -135,13 +135,18 @@ class VisionPool:
 
     def _news(self) -> msg.VisionPool:
         bounds = self._autoscaler.bounds
-        return msg.VisionPool(self._scaling.target, self.pending, bounds.fewest, bounds.most, dict(self._scale_events))
+        events, restarts = dict(self._scale_events), dict(self._scaling.restarts)
+        return msg.VisionPool(self._scaling.target, self.pending, bounds.fewest, bounds.most, events, restarts)
 
     def _start(self, number: int) -> None:
-        options = self._plan.config.vision.actor_options
-        placement = Placement(options.num_cpus, 0.0, {**options.resources, self._cluster.node_resource: 0.001})
-        settings = self._plan.vision_worker(number)
-        self._workers[number] = RayProcess(settings.name, settings, placement)
+        settings, elsewhere = self._plan.vision_worker(number), self._plan.remote_vision_worker(number)
+        self._workers[number] = RayProcess(settings.name, settings, self._placement(), elsewhere=elsewhere)
+
+    def _placement(self) -> Placement:
+        options, placement = self._plan.config.vision.actor_options, self._plan.placement
+        here = {self._cluster.node_resource: 0.001} if placement == "STRICT_PACK" else {}
+        strategy = self._cluster.strategy(placement)
+        return Placement(options.num_cpus, 0.0, {**options.resources, **here}, strategy)
 
     def _drain(self, number: int, now: float) -> None:
         worker = self._workers[number]
@@ -161,5 +166,5 @@ class VisionPool:
         waiting = [worker for worker in self._workers.values() if worker.pid is None]
         if not waiting:
             return ""
-        missing = self._cluster.missing(self._wanted)
+        missing = self._cluster.missing(self._wanted, self._plan.placement)
         return f"{len(waiting)} pending: {missing}" if missing else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -51,6 +52,8 @@ class VisionScaling:
         self._failures = 0  # starts in a row that came to nothing
         self._not_before = 0.0
         self._last_why = ""
+        self.restarts: Counter[str] = Counter()
+        """Workers that ended untold, for each of which another starts, by why: as in `messages.VisionPool`."""
 
     @property
     def target(self) -> int:
@@ -90,13 +93,15 @@ class VisionScaling:
         if state is State.STARTING:
             self._members[number] = State.UP, started_at
 
-    def ended(self, number: int, why: str, now: float) -> None:
+    def ended(self, number: int, why: str, now: float, has_hung: bool = False) -> None:
         """A vision worker is gone: as it was told to, or by accident, and then another takes its place."""
         state, started_at = self._members.pop(number)
         if state is State.DRAINING:
             return
         self._last_why = why
-        if now - started_at >= PROVEN_S:
+        is_proven = now - started_at >= PROVEN_S
+        self.restarts["hung" if has_hung else "died" if is_proven or state is State.UP else "not_started"] += 1
+        if is_proven:
             self._failures, self._not_before = 0, now
         elif state is State.UP:
             self._not_before = max(self._not_before, now + SHORT_LIFE_DELAY_S)
@@ -105,8 +110,9 @@ class VisionScaling:
             self._not_before = now + min(RESTART_DELAY_MAX_S, 2.0**self._failures)
 
     def killed(self, number: int) -> None:
-        """This one was killed on purpose, and another is to take its place."""
-        del self._members[number]
+        """This one was killed since the controller has ended, and another is to take its place."""
+        state, _ = self._members.pop(number)
+        self.restarts["with_the_controller"] += state is not State.DRAINING
 
     def decide(self, now: float) -> list[Start | Drain]:
         """What to do now to get to the target. It counts as done."""

@@ -37,6 +37,20 @@ class Control(pb_grpc.ControlServicer):
         return self._info(gauges)
 
     @answered
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.Load:
+        """A few of the gauges, of the whole server and not of this gateway alone."""
+        values = (await self._link.query(msg.GaugesQuery, msg.Gauges)).gauges
+        used, total = values.get("kv_blocks_live", 0), values.get("kv_blocks_total", 0)
+        return pb.Load(
+            state=self._state().state,
+            num_requests_running=int(values.get("num_requests_running", 0)),
+            num_requests_waiting=int(values.get("num_requests_waiting", 0)),
+            kv_cache_usage_ratio=used / total if total else 0,
+            vision_queue_depth=int(values.get("vision_queue_depth", 0)),
+            vision_wait_s=values.get("vision_wait_s", 0),
+        )
+
+    @answered
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersReply:
         """Every process of this server."""
         peers = await self._link.query(msg.PeersQuery, msg.Peers)
@@ -66,10 +80,14 @@ class Control(pb_grpc.ControlServicer):
         most = outcome.replicas if outcome.replicas_max is None else outcome.replicas_max
         return pb.ScaleVisionReply(replicas=outcome.replicas, replicas_max=most)
 
-    def _info(self, gauges: msg.Gauges) -> pb.ServerInfo:
+    def _state(self) -> msg.EngineState:
         state = self._link.state
         if state is None:
             raise unavailable("the controller does not answer; try again later")
+        return state
+
+    def _info(self, gauges: msg.Gauges) -> pb.ServerInfo:
+        state = self._state()
         settings, model = self._settings, self._model
         return pb.ServerInfo(
             version=self._version,
@@ -109,6 +127,7 @@ def _gauges(gauges: msg.Gauges) -> pb.Gauges:
         requests_finished=gauges.requests_finished,
         bus_messages_refused=gauges.bus_messages_refused,
         controller_phase_s=gauges.controller_phase_s,
+        bus_messages=gauges.bus_messages,
     )
     for name, value in gauges.gauges.items():
         field = _GAUGE_FIELDS.get(name)

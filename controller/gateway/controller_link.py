@@ -31,6 +31,7 @@ from airside.proto.messages import (
     GatewayHello,
     Gauges,
     Heartbeat,
+    ImagesCounted,
     Message,
     Peers,
     PeersQuery,
@@ -133,18 +134,22 @@ class ControllerLink:
         except ControllerSilent:
             self._endings_owed.append(message)
 
-    async def query(self, kind: Callable[[int], Message], reply: type[Reply]) -> Reply:
+    async def query(
+        self, kind: Callable[[int], Message], reply: type[Reply], attachments: Sequence[bytes] = ()
+    ) -> Reply:
         """Asks the controller. `kind` makes the message from the query's id.
 
         Raises:
             ControllerSilent: no answer within `QUERY_TIMEOUT_S`.
         """
-        return await self._ask(next(self._query_ids), kind, reply)
+        return await self._ask(next(self._query_ids), kind, reply, attachments)
 
-    async def _ask(self, query_id: int, kind: Callable[[int], Message], reply: type[Reply]) -> Reply:
+    async def _ask(
+        self, query_id: int, kind: Callable[[int], Message], reply: type[Reply], attachments: Sequence[bytes] = ()
+    ) -> Reply:
         future = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
-            self.send(kind(query_id))
+            self.send(kind(query_id), attachments)
             answer = await asyncio.wait_for(future, QUERY_TIMEOUT_S)
         except TimeoutError as error:
             raise ControllerSilent("the controller does not answer; try again later") from error
@@ -210,7 +215,7 @@ class ControllerLink:
         match message:
             case EngineState():
                 self._take_state(message)
-            case AbortOutcome() | ScaleVisionOutcome() | Gauges() | Peers():
+            case AbortOutcome() | ScaleVisionOutcome() | Gauges() | Peers() | ImagesCounted():
                 future = self._queries.get(message.query_id)
                 if future is not None and not future.done():
                     future.set_result(message)

@@ -29,8 +29,11 @@ _GAUGES = {  # metric: key of messages.Gauges, meaning
     "num_requests_waiting": ("num_requests_waiting", "Sequences that wait for their turn, or for images."),
     "vision_queue_depth": ("vision_queue_depth", "Images that wait for a vision worker."),
     "vision_predicted_wait_seconds": ("vision_wait_s", "How long an image that came now would wait."),
+    "vision_worker_busy_ratio": (
+        "vision_worker_busy_ratio",
+        "Share of the last half minute in which vision workers had an image in hand, from 0 to 1.",
+    ),
     "image_waiting_bytes": ("image_bytes_waiting", "Image files that wait for their pixels."),
-    "image_cache_bytes": ("image_cache_bytes", "Shared memory with pixels that no live request uses."),
 }
 
 _COUNTERS = {
@@ -43,12 +46,14 @@ _COUNTERS = {
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found there."),
     "draft_tokens": ("draft_tokens", "Draft tokens that were verified."),
     "accepted_tokens": ("accepted_tokens", "Draft tokens that were accepted."),
-    "image_cache_hits": ("image_cache_hits", "Images whose pixels were there, or being made for an equal one."),
-    "image_cache_misses": ("image_cache_misses", "Images whose pixels had to be made."),
 }
+
+_IMAGE_LEVELS = {"pixels": "image_cache", "embeddings": "embedding_cache"}
+"""What is kept of an image: the label, and how the keys of messages.Gauges begin."""
 
 _BLOCK_STATES = ("live", "cached", "free")
 _VISION_STATES = ("ready", "busy", "draining")
+_RESTART_REASONS = ("died", "hung", "not_started", "with_the_controller")
 
 
 class EngineCollector(Collector):
@@ -103,14 +108,36 @@ def engine_families(gauges: Gauges, peers: Peers) -> Iterator[Metric]:
     for direction, reason in (("up", "load"), ("down", "load"), ("up", "asked"), ("down", "asked")):
         scaled.add_metric([direction, reason], peers.vision_scale_events.get(f"{direction}_{reason}", 0))
     yield scaled
+    text = "Vision workers that others took the place of; `not_started`: before they were up."
+    yield _labelled(
+        CounterMetricFamily("airside_vision_restarts", text, labels=["reason"]),
+        dict.fromkeys(_RESTART_REASONS, 0) | peers.vision_restarts,
+    )
+    yield from _image_caches(values)
     text = "The controller's own work per step, median of the last 512."
     yield _labelled(
         GaugeMetricFamily("airside_controller_step_seconds", text, labels=["phase"]), gauges.controller_phase_s
     )
+    text = "Messages between processes that came to the controller."
+    yield _labelled(CounterMetricFamily("airside_bus_messages", text, labels=["kind"]), gauges.bus_messages)
     text = "Messages between processes that were refused."
     yield _labelled(
         CounterMetricFamily("airside_bus_messages_refused", text, labels=["why"]), gauges.bus_messages_refused
     )
+
+
+def _image_caches(values: Mapping[str, float]) -> Iterator[Metric]:
+    """What images had left for equal ones, by level."""
+
+    def of(what: str) -> Mapping[str, float]:
+        return {level: values.get(f"{begin}_{what}", 0) for level, begin in _IMAGE_LEVELS.items()}
+
+    text = "Images that found what an equal one had left, or that was being made for it."
+    yield _labelled(CounterMetricFamily("airside_image_cache_hits", text, labels=["level"]), of("hits"))
+    text = "Images that found nothing."
+    yield _labelled(CounterMetricFamily("airside_image_cache_misses", text, labels=["level"]), of("misses"))
+    text = "Pixels that no live request uses, in shared memory, and embeddings, on each rank."
+    yield _labelled(GaugeMetricFamily("airside_image_cache_bytes", text, labels=["level"]), of("bytes"))
 
 
 def _controller_up(is_up: bool) -> Metric:

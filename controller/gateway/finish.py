@@ -9,6 +9,7 @@ import grpc
 from airside.controller.gateway.errors import RETRY_AFTER_S, RequestError, unavailable
 from airside.proto import airside_pb2 as pb
 from airside.proto.abort_cause import AbortCause
+from airside.proto.image_cause import ImageCause
 from airside.proto.messages import FinishedRow, Rejected
 
 _Code = grpc.StatusCode
@@ -23,17 +24,15 @@ _REJECTIONS: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
     "invalid": (_Code.INVALID_ARGUMENT, "", None),
 }
 
-_OUR_FAULT = ("internal: ", "the vision worker ")
-"""How details of `vision_failed` go on after the image's number when the image is not to blame."""
-
-_DIED = " died on it"
-"""How they end for a picture that cost vision workers their lives: it may be to blame, but they should outlive any."""
-
-_MEMORY_FULL = "memory_full: "
-"""How they go on where there was no memory for its pixels, which may be over soon."""
-
-_NOT_ALLOWED = "not_allowed: "
-"""How they go on where the server must not fetch the picture from its URL."""
+_IMAGE_CAUSES: dict[str, tuple[grpc.StatusCode, str, float | None]] = {
+    # cause of `vision_failed`, where the image is not to blame: status, field, advice to retry
+    ImageCause.INTERNAL: (_Code.INTERNAL, "", None),
+    ImageCause.WORKER_LOST: (_Code.INTERNAL, "", None),  # it may be to blame, but workers should outlive any image
+    ImageCause.ARENA_FULL: (_Code.RESOURCE_EXHAUSTED, "", RETRY_AFTER_S),
+    ImageCause.MEMORY_FULL: (_Code.RESOURCE_EXHAUSTED, "", RETRY_AFTER_S),
+    ImageCause.NOT_ALLOWED: (_Code.PERMISSION_DENIED, "images", None),
+}
+_IMAGE_AT_FAULT = (_Code.INVALID_ARGUMENT, "images", None)
 
 _GRAMMAR_AT_FAULT = ("no token continues the grammar", "the grammar cannot go on")
 """How details of `structured_output_failed` begin where the grammar was built, but cannot go on from the output so far:
@@ -94,7 +93,7 @@ def finish_error(row: FinishedRow) -> RequestError | None:
         case "insufficient_system_resource":
             return RequestError(_Code.RESOURCE_EXHAUSTED, detail, retry_after_s=RETRY_AFTER_S)
         case "vision_failed":
-            return _vision_error(detail)
+            return image_error(row.image_cause, detail)
         case "structured_output_failed":
             return _structure_error(detail)
         case _:
@@ -126,7 +125,7 @@ def _detail(row: FinishedRow) -> str:
     """What happened, with the remedy where those who say it know of none."""
     if row.reason == "prompt_length_exceeded" and row.image_tokens:
         return f"{row.detail}; {row.image_tokens} of its tokens are of images: send fewer or smaller ones"
-    if row.reason == "vision_failed" and row.detail.endswith(_DIED):
+    if row.reason == "vision_failed" and row.image_cause == ImageCause.WORKER_LOST:
         return f"{row.detail}; save the picture anew, or smaller"
     return row.detail
 
@@ -143,15 +142,10 @@ def _abort_error(detail: str) -> RequestError:
             return RequestError(_Code.CANCELLED, detail)
 
 
-def _vision_error(detail: str) -> RequestError:
-    _image, _, what = detail.partition(": ")
-    if what.startswith(_OUR_FAULT) or _DIED in what:
-        return RequestError(_Code.INTERNAL, detail)
-    if what.startswith(_MEMORY_FULL):
-        return RequestError(_Code.RESOURCE_EXHAUSTED, detail, retry_after_s=RETRY_AFTER_S)
-    if what.startswith(_NOT_ALLOWED):
-        return RequestError(_Code.PERMISSION_DENIED, detail, "images")
-    return RequestError(_Code.INVALID_ARGUMENT, detail, "images")
+def image_error(cause: str, detail: str) -> RequestError:
+    """The status where an image is why nothing came of a request."""
+    code, field, retry_after_s = _IMAGE_CAUSES.get(cause, _IMAGE_AT_FAULT)
+    return RequestError(code, detail, field, retry_after_s)
 
 
 def _structure_error(detail: str) -> RequestError:

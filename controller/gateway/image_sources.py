@@ -13,6 +13,7 @@ import grpc
 from airside.controller.gateway.errors import RequestError, invalid
 from airside.controller.gateway.request_checks import ImageLimits
 from airside.proto import airside_pb2 as pb
+from airside.proto.image_content import PixelRange
 
 URL_CHARS_MAX = 8192
 
@@ -27,14 +28,15 @@ _FORM = "data:image/png;base64,..."
 
 @dataclass(frozen=True, slots=True)
 class ImageSources:
-    """One entry per image in both. A file is b"" where the URL is not ""."""
+    """One entry per image in each. A file is b"" where the URL is not ""."""
 
     files: list[bytes]
     urls: list[str]
+    ranges: list[PixelRange]
 
 
 def read_images(images: Sequence[pb.Image], fields: Sequence[str], limits: ImageLimits) -> ImageSources:
-    """Where each picture comes from, data URIs decoded.
+    """Where each picture comes from, data URIs decoded, and within how many pixels it is to be scaled.
 
     May take a tenth of a second, and some seconds where all is percent-encoded.
 
@@ -53,12 +55,28 @@ def read_images(images: Sequence[pb.Image], fields: Sequence[str], limits: Image
             fields[limits.images_max],
             f"the request has {len(images)} images, at most {limits.images_max} are allowed; leave some out",
         )
-    sources = ImageSources([], [])
+    sources = ImageSources([], [], [])
     for image, field in zip(images, fields, strict=True):
         file, url = _read(image, field, limits)
         sources.files.append(file)
         sources.urls.append(url)
+        sources.ranges.append(_read_range(image, field, limits))
     return sources
+
+
+def _read_range(image: pb.Image, field: str, limits: ImageLimits) -> PixelRange:
+    """What is left out is 0. Whether the checkpoint allows so many is the vision worker's to say."""
+    has_min, has_max = image.HasField("min_pixels"), image.HasField("max_pixels")
+    given = {"min_pixels": image.min_pixels} if has_min else {}
+    given |= {"max_pixels": image.max_pixels} if has_max else {}
+    for name, value in given.items():
+        if not limits.takes_pixel_ranges:
+            raise invalid(f"{field}.{name}", "this model scales each picture in one way only; leave it out")
+        if value < 1:
+            raise invalid(f"{field}.{name}", f"is {value}, but must be at least 1")
+    if has_min and has_max and image.min_pixels > image.max_pixels:
+        raise invalid(f"{field}.min_pixels", f"is {image.min_pixels}, more than max_pixels, {image.max_pixels}")
+    return PixelRange(image.min_pixels, image.max_pixels)
 
 
 def _read(image: pb.Image, field: str, limits: ImageLimits) -> tuple[bytes, str]:

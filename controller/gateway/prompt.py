@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-HASH_BYTES = 16
+from airside.proto.image_content import ANY_PIXELS, PixelRange, content_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +20,23 @@ class Prompt:
     image_urls: list[str] = field(default_factory=list)
     """One entry per image, "" for one that is here; or none."""
     image_hashes: list[bytes] = field(default_factory=list)
+    image_ranges: list[PixelRange] = field(default_factory=list)
+    """One entry per image, or none."""
+
+    @property
+    def min_pixels(self) -> list[int]:
+        """As in `messages.AddRequest`."""
+        return [within.min_pixels for within in self.image_ranges] if any(map(any, self.image_ranges)) else []
+
+    @property
+    def max_pixels(self) -> list[int]:
+        """Likewise."""
+        return [within.max_pixels for within in self.image_ranges] if any(map(any, self.image_ranges)) else []
 
 
-def hash_images(images: Sequence[bytes]) -> list[bytes]:
-    """What tells equal pictures: 16 bytes of BLAKE2b over each file, b"" for one that is not here.
-
-    Options join it when pictures have some.
-    """
-    return [hashlib.blake2b(image, digest_size=HASH_BYTES).digest() if image else b"" for image in images]
+def hash_images(images: Sequence[bytes], ranges: Sequence[PixelRange] = ()) -> list[bytes]:
+    """What tells equal pictures: a content hash for each file, b"" for one that is not here."""
+    return [
+        content_hash(image, within) if image else b""
+        for image, within in zip(images, ranges or [ANY_PIXELS] * len(images), strict=True)
+    ]

@@ -91,6 +91,7 @@ class Relay:
             case ImageReady():
                 self._metrics.image_ready(news, self._arrival, time.time())
                 if index == 0:
+                    self._metrics.image_sized(news.pixels)
                     await self._write(_image_ready(news))
                 await self._write_all(continuation.image_ready(news))
             case ImageEncoded():

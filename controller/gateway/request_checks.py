@@ -37,6 +37,7 @@ class ImageLimits:
     image_bytes_max: int
     allow_urls: bool = False
     picture_ids: frozenset[int] = frozenset()  # tokens that stand for pictures, the mark among them
+    takes_pixel_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

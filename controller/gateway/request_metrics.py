@@ -15,6 +15,8 @@ _WAIT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10,
 _STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 4, 8, 16)
 _BYTES_BUCKETS = tuple(2.0**power for power in range(10, 27))  # 1 KiB to 64 MiB
 
+_PIXELS_BUCKETS = tuple(4.0**power for power in range(5, 14))  # 32 x 32 to 8192 x 8192
+
 _REASONS = (
     "stop",
     "length",
@@ -25,6 +27,9 @@ _REASONS = (
     "structured_output_failed",
 )
 """There from the start, so that the first end of its kind is an increase."""
+
+_DEADLINE_STAGES = ("check", "images", "queue", "prefill", "decode")
+"""Likewise. The first is the gateway's own, of a call that is no sequence yet; the others are the engine's words."""
 
 _STAGES = {
     "fetch": "Fetching an image from a URL.",
@@ -89,6 +94,21 @@ class RequestMetrics:
             registry=self.registry,
         )
 
+        self._image_pixels = Histogram(
+            "airside_image_pixels",
+            "Width times height of an image of a request, once its pixels are in.",
+            buckets=_PIXELS_BUCKETS,
+            registry=self.registry,
+        )
+        self._expired = Counter(
+            "airside_deadline_expired_total",
+            "Sequences that their deadline ended, by what they were at; `check`: calls, before they were sequences.",
+            ["stage"],
+            registry=self.registry,
+        )
+        for stage in _DEADLINE_STAGES:
+            self._expired.labels(stage)
+
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"airside_{name}_seconds", text, buckets=tuple(buckets), registry=self.registry)
 
@@ -97,6 +117,15 @@ class RequestMetrics:
         for image in images:
             if image:
                 self._image_bytes.observe(len(image))
+
+    def image_sized(self, num_pixels: int) -> None:
+        """The size of an image of a request is known. Once for all of its continuations."""
+        if num_pixels:
+            self._image_pixels.observe(num_pixels)
+
+    def deadline_expired(self, stage: str) -> None:
+        """A deadline has ended a sequence, or a call that was not one yet."""
+        self._expired.labels(stage).inc()
 
     def tokens_came(self, times: TokenTimes, count: int, now: float) -> None:
         """A sequence has made `count` tokens, at least one, in a step."""

@@ -208,6 +208,8 @@ class Streams:
             if not stream.put_tokens(token_ids, records, batch.step_tokens):
                 self._abort(seq_id, _too_slow())
         for row in batch.finished:
+            if row.reason == "abort" and AbortCause.of(row.detail) is AbortCause.DEADLINE:
+                self._metrics.deadline_expired(row.stage)  # also where gRPC has ended the call, and nobody reads it
             self._put(row.seq_id, row)
 
 

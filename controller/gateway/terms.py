@@ -79,6 +79,8 @@ class Terms:
             cache_salt=self.cache_salt,
             image_hashes=prompt.image_hashes,
             image_urls=prompt.image_urls if any(prompt.image_urls) else [],
+            image_min_pixels=prompt.min_pixels,
+            image_max_pixels=prompt.max_pixels,
             logprobs=self.logprobs.logprobs,
             prompt_logprobs=self.logprobs.prompt_logprobs if index == 0 else -1,
             grammar=self.grammar,

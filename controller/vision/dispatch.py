@@ -86,9 +86,9 @@ class VisionDispatch:
     # --- what vision workers say ----------------------------------------------------------------------------------
 
     def credit(self, name: str, jobs: int, now: float) -> None:
-        """The worker can take `jobs` more. Ignored for workers that are unknown or draining."""
+        """The worker can take `jobs` more; a draining one has only got on by so many. Unknown ones are fine."""
         peer = self.peers.get(name)
-        if peer is not None and not peer.is_draining and jobs > 0:
+        if peer is not None and jobs > 0:
             peer.credit(jobs, now)
 
     def fetched(self, name: str, key: JobKey) -> PixelJob | None:
@@ -192,7 +192,7 @@ class VisionDispatch:
             peer = min(able, key=lambda peer: len(peer.fetches))
             peer.fetches[job.key] = job
             self.jobs.probe(job, peer.name, now)
-            yield Send(peer.name, msg.Probe(*job.key, job.url))
+            yield Send(peer.name, msg.Probe(*job.key, job.url, *job.within))
 
     def _hand_out(self, takers: Sequence[str], now: float) -> Iterator[Effect]:
         """Suspects first, since each wants a worker to itself; then sizes, which cost nothing; then jobs."""
@@ -228,10 +228,10 @@ class VisionDispatch:
         if job.shape is None:
             peer.probes[job.key] = job
             self.jobs.probe(job, peer.name, now)
-            return Send(peer.name, msg.Probe(*job.key), (job.data,))
+            return Send(peer.name, msg.Probe(*job.key, "", *job.within), (job.data,))
         self.jobs.start(job, peer.name, now)
         peer.give(job, now)
-        return Send(peer.name, msg.Job(*job.key), (job.data,))
+        return Send(peer.name, msg.Job(*job.key, *job.within), (job.data,))
 
 
 def _is_suspect(job: PixelJob) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airside.proto.image_cause import ImageCause
 from airside.proto.messages import ImageStages, Message
 
 
@@ -36,6 +37,7 @@ class PixelsReady:
     num_tokens: int
     is_cached: bool  # its pixels were there, or under way for another image
     stages: ImageStages
+    pixels: int  # width times height of the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,23 @@ class VisionFailed:
     """The sequence cannot go on: one of its images failed. At most once per image."""
 
     seq_id: int
-    detail: str
+    detail: str  # for people
+    cause: str = ImageCause.INTERNAL  # a word of `ImageCause`, or one that a newer vision worker has
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentUnused:
-    """The segment of a vision worker that is gone holds no pixels that anybody needs."""
+    """The shared memory of a vision worker that is gone holds no pixels that anybody needs."""
 
     segment: str
 
 
-Effect = Send | ShapeKnown | PixelsReady | VisionFailed | SegmentUnused
+@dataclass(frozen=True, slots=True)
+class ParcelUnused:
+    """Ranks that have got the bytes of this slab may forget them; before another comes in its place."""
+
+    segment: str
+    slab: int
+
+
+Effect = Send | ShapeKnown | PixelsReady | VisionFailed | SegmentUnused | ParcelUnused

@@ -13,23 +13,30 @@ is stale and changes nothing, but a slab that comes with it is given back at onc
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from airside.controller.vision.arena_deadlock import deadlocked
+from airside.controller.vision.content import of_url, salted
 from airside.controller.vision.dispatch import VisionDispatch, VisionLimits
-from airside.controller.vision.effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
+from airside.controller.vision.effects import (
+    Effect,
+    ParcelUnused,
+    PixelsReady,
+    SegmentUnused,
+    Send,
+    ShapeKnown,
+    VisionFailed,
+)
 from airside.controller.vision.peers import VisionPeer
 from airside.controller.vision.pixel_cache import PixelCache, Slab
 from airside.controller.vision.pixel_jobs import Image, KnownShape, PixelJob
 from airside.controller.vision.step_reads import StepReads
 from airside.proto import messages as msg
+from airside.proto.image_cause import ImageCause
+from airside.proto.image_content import ANY_PIXELS, HASH_BYTES, PixelRange, pixel_ranges
 from airside.proto.work_marks import JobKey
-
-HASH_BYTES = 16
-"""Of what a picture contains."""
 
 _DEFAULTS = VisionLimits()
 _COUNT_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -45,13 +52,15 @@ class ImageFile:
     data: memoryview
     url: str = ""
     hash: bytes = b""
+    within: PixelRange = ANY_PIXELS
 
 
 def image_files(request: msg.AddRequest, attachments: Sequence[memoryview]) -> list[ImageFile]:
     """The images of a request, one attachment each. A gateway may leave out hashes, and URLs where there are none."""
     hashes, urls = request.image_hashes, request.image_urls
+    ranges = pixel_ranges(request.image_min_pixels, request.image_max_pixels, len(attachments))
     return [
-        ImageFile(data, urls[index] if urls else "", hashes[index] if hashes else b"")
+        ImageFile(data, urls[index] if urls else "", hashes[index] if hashes else b"", ranges[index])
         for index, data in enumerate(attachments)
     ]
 
@@ -67,7 +76,7 @@ class VisionLedger:
         self._jobs, self._peers = self._dispatch.jobs, self._dispatch.peers
         self._steps = StepReads()
         self._held: list[tuple[int, Slab]] = []  # slabs of ended sequences that steps in flight still read
-        self._orphans: dict[str, str] = {}  # leased segments of lost workers, and whose they were
+        self._orphans: dict[str, VisionPeer] = {}  # leased segments of lost workers, and whose they were
         self._num_hits = self._num_misses = 0
 
     # --- sequences ------------------------------------------------------------------------------------------------
@@ -80,7 +89,7 @@ class VisionLedger:
         self._sequences[seq_id] = images = []
         effects: list[Effect] = []
         for index, file in enumerate(files):
-            image = Image((seq_id, index), now, _salted(file.hash, salt))
+            image = Image((seq_id, index), now, salted(file.hash, salt))
             images.append(image)
             effects += self._settle(image, file, salt)
         return effects + self._dispatch.advance(now)
@@ -114,20 +123,24 @@ class VisionLedger:
 
     def pixels(self, seq_id: int, image_index: int) -> tuple[msg.PixelsRef, bytes]:
         """Where the pixels of a ready image of a live sequence are, and its content (b"": not known)."""
-        image = self._sequences[seq_id][image_index]
-        assert image.slab is not None, image.key
-        return image.slab.ref, image.hash
+        return self.slab_of(seq_id, image_index).ref, self._sequences[seq_id][image_index].hash
+
+    def slab_of(self, seq_id: int, image_index: int) -> Slab:
+        """The pixels of a ready image of a live sequence."""
+        slab = self._sequences[seq_id][image_index].slab
+        assert slab is not None, (seq_id, image_index)
+        return slab
 
     # --- vision workers -------------------------------------------------------------------------------------------
 
-    def join(self, name: str, segment: str, segment_bytes: int, now: float) -> list[Effect]:
+    def join(self, name: str, segment: str, segment_bytes: int, now: float, shares_memory: bool = True) -> list[Effect]:
         """A vision worker is up. It gets jobs once it has given credits. `name` must not be a live worker's."""
-        self._peers.join(VisionPeer(name, segment, segment_bytes))
+        self._peers.join(VisionPeer(name, segment, segment_bytes, shares_memory))
         self._cache.open(segment, segment_bytes)
         return self._dispatch.advance(now)
 
     def credit(self, name: str, jobs: int, now: float) -> list[Effect]:
-        """The worker can take `jobs` more. Ignored for workers that are unknown or draining."""
+        """The worker can take `jobs` more; a draining one has only got on by so many. Unknown ones are fine."""
         self._dispatch.credit(name, jobs, now)
         return self._dispatch.advance(now)
 
@@ -145,24 +158,28 @@ class VisionLedger:
         if peer is not None and isinstance(message, msg.Probe | msg.Job):
             peer.untouched.add((message.seq_id, message.image_index, message.epoch))
 
-    def lose(self, name: str, now: float, at_work: Collection[JobKey] | None = None) -> list[Effect]:
+    def lose(
+        self, name: str, now: float, at_work: Collection[JobKey] | None = None, was_counting: bool = False
+    ) -> list[Effect]:
         """The worker is gone. Its jobs go to others; its segment stays as long as a live sequence needs it.
 
-        `at_work`: what it was looking into, if that is known; nothing else is to blame then.
+        `at_work`: what alone is to blame; None: not known, and if it `was_counting`, maybe an image of no sequence.
         """
         peer = self._peers.leave(name)
         if peer is None:
             return []
         if at_work is not None:
             peer.was_at(at_work)
+        peer.was_counting = was_counting and at_work is None
         effects: list[Effect] = []
         for job in self._dispatch.lose(peer, now):
-            effects += self._fail(job, f"vision worker lost: {_in_words(self._limits.attempts_max)} died on it")
-        self._cache.close(peer.segment)
+            why = f"vision worker lost: {_in_words(self._limits.attempts_max)} died on it"
+            effects += self._fail(job, why, ImageCause.WORKER_LOST)
+        effects += self._release(self._cache.close(peer.segment))
         if self._cache.is_leased(peer.segment):
-            self._orphans[peer.segment] = name
+            self._orphans[peer.segment] = peer
         else:
-            effects.append(SegmentUnused(peer.segment))
+            effects += _unused(peer)
         return effects + self._dispatch.advance(now)
 
     def stuck(self, now: float) -> list[str]:
@@ -175,16 +192,16 @@ class VisionLedger:
     def arena_full(self, name: str, num_bytes: int, now: float, is_memory_full: bool = False) -> list[Effect]:
         """The oldest job of the worker is done, and waits for so many bytes: what is idle there makes room.
 
-        Where all the machine's shared memory is full, what is idle anywhere does; what else the worker waits for, it
-        does not for ever.
+        Where all the machine's shared memory is full, what is idle anywhere in it does; what else the worker waits for,
+        it does not for ever.
         """
         peer = self._peers.get(name)
         if peer is None or peer.oldest is None:
             return []
         peer.room_wanted, peer.progress_at = num_bytes, now
-        freed = self._release(self._cache.make_room(None if is_memory_full else peer.segment, num_bytes))
         if is_memory_full:
-            return freed
+            return self._release(self._cache.free_memory(num_bytes))
+        freed = self._release(self._cache.make_room(peer.segment, num_bytes))
         effects = freed or self._dispatch.move(peer.oldest, now) or self._break_deadlock(peer, peer.oldest, now)
         peer.was_helped = bool(freed)
         return effects
@@ -206,13 +223,13 @@ class VisionLedger:
         job = self._dispatch.probed(name, _key(message))
         if job is None:
             return []
-        known = KnownShape(message.expansion, max(message.width * message.height, 1), message.rope_advance)
+        known = KnownShape.of(message)
         self._dispatch.know(job, known, now)
         effects: list[Effect] = [_shape_known(image, known) for image in job.images]
         return effects + self._dispatch.advance(now)
 
-    def pixels_in(self, name: str, message: msg.Pixels, now: float) -> list[Effect]:
-        """A picture's tensors are in the sender's segment."""
+    def pixels_in(self, name: str, message: msg.Pixels, frames: Sequence[memoryview], now: float) -> list[Effect]:
+        """A picture's tensors are in the sender's segment, or in the one frame that came with the message."""
         key, ref = _key(message), message.pixels
         if not self._dispatch.is_news(name, key):
             return []
@@ -220,14 +237,18 @@ class VisionLedger:
         give_back: list[Effect] = [] if is_ours else [Send(name, msg.Release(ref.slab))]
         if job is None:
             return give_back
-        if is_ours or ref.segment != self._peers[name].segment:
+        peer, why = self._peers[name], ""
+        if is_ours or ref.segment != peer.segment:
             why = "the vision worker sent pixels in a place that is not its to give"
+        elif [frame.nbytes for frame in frames] != ([] if peer.shares_memory else [ref.num_bytes]):
+            why = "the vision worker sent other bytes than the pixels it speaks of"
+        if why:
             return [*give_back, *self._fail(job, why), *self._dispatch.advance(now)]
         assert job.shape is not None
         self._dispatch.measured(job, message.decode_s + message.process_s)
         stages = _stages(job, message, now)
         images = self._jobs.close(job)
-        slab = self._cache.take(ref, job.shape, job.content)
+        slab = self._cache.take(ref, job.shape, job.content, *frames)
         effects = [self._make_ready(image, slab, _wait(image, now) if image.is_hit else stages) for image in images]
         return effects + self._dispatch.advance(now)
 
@@ -238,7 +259,7 @@ class VisionLedger:
         job = dispatch.fetched(name, key) or dispatch.probed(name, key) or dispatch.made(name, key, now)
         if job is None:
             return []
-        return self._fail(job, f"{message.cause}: {message.detail}") + self._dispatch.advance(now)
+        return self._fail(job, f"{message.cause}: {message.detail}", message.cause) + self._dispatch.advance(now)
 
     # --- what others may ask --------------------------------------------------------------------------------------
 
@@ -258,7 +279,7 @@ class VisionLedger:
 
     def refusal(self, files: Sequence[ImageFile], salt: str = "") -> tuple[str, str] | None:
         """Code and detail, as in `Rejected`, of why these files cannot wait here now."""
-        new = {_salted(file.hash, salt) or b"%d" % index: file.data.nbytes for index, file in enumerate(files)}
+        new = {salted(file.hash, salt) or b"%d" % index: file.data.nbytes for index, file in enumerate(files)}
         wanted = sum(size for content, size in new.items() if not self._is_known(content))
         taken, most = self._dispatch.bytes_claimed, self._limits.bytes_max
         if wanted > most:
@@ -310,13 +331,13 @@ class VisionLedger:
         """Jobs done, well or not, by worker."""
         return {peer.name: peer.jobs_done for peer in self._peers}
 
-    def is_orphan(self, segment: str) -> bool:
-        """Whether this segment's worker is gone while live sequences need pixels in it."""
-        return segment in self._orphans
+    def is_taken(self, segment: str) -> bool:
+        """Whether this is the segment of a worker that is here, or of one whose pixels live sequences need."""
+        return segment in self._orphans or self._peers.owner_of(segment) is not None
 
     def needs_segment_of(self, name: str) -> bool:
         """Whether live sequences need pixels in the segment of this lost worker."""
-        return name in self._orphans.values()
+        return any(peer.name == name and peer.shares_memory for peer in self._orphans.values())
 
     # --- images and their jobs ------------------------------------------------------------------------------------
 
@@ -326,12 +347,12 @@ class VisionLedger:
 
     def _settle(self, image: Image, file: ImageFile, salt: str) -> list[Effect]:
         """Where a new image gets its pixels from: a slab, a job that is there, or one of its own."""
-        content = _of_url(file.url, salt) if file.url else image.hash
+        content = of_url(file.url, file.within, salt) if file.url else image.hash
         slab, job = self._cache.find(content), self._jobs.find(content)
         if slab is not None or job is not None:
             return self._share_one(image, slab, job)
         self._num_misses += not file.url  # else it is not known yet
-        image.job = PixelJob.of(image, file.url, file.data, salt)
+        image.job = PixelJob.of(image, file.url, file.data, salt, file.within)
         self._jobs.open(image.job)
         if file.url:
             self._jobs.share(image.job, content)
@@ -339,7 +360,7 @@ class VisionLedger:
 
     def _share(self, job: PixelJob, content_hash: bytes) -> list[Effect]:
         """The content of a picture that was fetched is known, and may be that of another."""
-        content = _salted(content_hash, job.salt)
+        content = salted(content_hash, job.salt)
         for image in job.images:
             image.hash, image.told_hash = content, content_hash
         slab, twin = self._cache.find(content), self._jobs.find(content)
@@ -363,7 +384,7 @@ class VisionLedger:
     def _make_ready(self, image: Image, slab: Slab, stages: msg.ImageStages) -> PixelsReady:
         image.slab = slab
         self._cache.use(slab)
-        return PixelsReady(*image.key, slab.shape.num_tokens, image.is_hit, stages)
+        return PixelsReady(*image.key, slab.shape.num_tokens, image.is_hit, stages, slab.shape.pixels)
 
     def _leave(self, image: Image) -> list[Effect]:
         """The image wants its job's pixels no more. Others that wait for it go on waiting for it."""
@@ -372,8 +393,8 @@ class VisionLedger:
         job.images.remove(image)
         return [] if job.images else self._dispatch.cancel(job)
 
-    def _fail(self, job: PixelJob, detail: str) -> list[Effect]:
-        return [_failed(image, detail) for image in self._jobs.close(job)]
+    def _fail(self, job: PixelJob, detail: str, cause: str = ImageCause.INTERNAL) -> list[Effect]:
+        return [_failed(image, detail, cause) for image in self._jobs.close(job)]
 
     # --- room in the arenas ---------------------------------------------------------------------------------------
 
@@ -393,13 +414,14 @@ class VisionLedger:
         effects: list[Effect] = []
         for slab in freed:
             segment = slab.ref.segment
+            if slab.data is not None:
+                effects.append(ParcelUnused(segment, slab.ref.slab))
             owner = self._peers.owner_of(segment)
             if owner is not None:
                 owner.was_helped = True
                 effects.append(Send(owner.name, msg.Release(slab.ref.slab)))
             elif segment in self._orphans and not self._cache.is_leased(segment):
-                del self._orphans[segment]
-                effects.append(SegmentUnused(segment))
+                effects += _unused(self._orphans.pop(segment))
         return effects
 
     def _break_deadlock(self, peer: VisionPeer, job: PixelJob, now: float) -> list[Effect]:
@@ -410,18 +432,17 @@ class VisionLedger:
             return []
         first = job.images[0].key[0]
         if self._bytes_held(first, peer.segment) + peer.room_wanted > peer.segment_bytes:
-            victim, why = (
-                first,
-                (
-                    f"its pixels and those of the request's other images take more than {peer.segment_bytes} bytes "
-                    "(vision.arena); send fewer or smaller ones"
-                ),
+            victim, cause = first, ImageCause.ARENA_TOO_SMALL
+            why = (
+                f"its pixels and those of the request's other images take more than {peer.segment_bytes} bytes "
+                "(vision.arena); send fewer or smaller ones"
             )
         else:
             victim = [seq_id for seq_id in self._sequences if self._bytes_held(seq_id, peer.segment)][-1]
+            cause = ImageCause.ARENA_FULL
             why = "the vision worker has no room for it: others wait for room as well (vision.arena)"
         image = next(image for image in self._sequences[victim] if image.job is not None)
-        return [*self._leave(image), _failed(image, why), *self._dispatch.advance(now)]
+        return [*self._leave(image), _failed(image, why, cause), *self._dispatch.advance(now)]
 
     def _bytes_held(self, seq_id: int, segment: str) -> int:
         slabs = {image.slab for image in self._sequences[seq_id] if image.slab is not None}
@@ -450,9 +471,13 @@ def _shape_known(image: Image, shape: KnownShape) -> ShapeKnown:
     return ShapeKnown(*image.key, shape.expansion, image.told_hash, shape.rope_advance)
 
 
-def _failed(image: Image, detail: str) -> VisionFailed:
+def _failed(image: Image, detail: str, cause: str) -> VisionFailed:
     seq_id, image_index = image.key
-    return VisionFailed(seq_id, f"image {image_index}: {detail}")
+    return VisionFailed(seq_id, f"image {image_index}: {detail}", cause)
+
+
+def _unused(peer: VisionPeer) -> list[Effect]:
+    return [SegmentUnused(peer.segment)] if peer.shares_memory else []
 
 
 def _stages(job: PixelJob, pixels: msg.Pixels, now: float) -> msg.ImageStages:
@@ -469,23 +494,6 @@ def _stages(job: PixelJob, pixels: msg.Pixels, now: float) -> msg.ImageStages:
 def _wait(image: Image, now: float) -> msg.ImageStages:
     """The same for an image that joined: it only waited."""
     return msg.ImageStages(queue_s=max(now - image.arrived_at, 0.0))
-
-
-def _salted(content: bytes, salt: str) -> bytes:
-    """The content as pixels and embeddings are shared by; a salt keeps what equal pictures cost from other users."""
-    if not content or not salt:
-        return content
-    return hashlib.blake2b(
-        content, key=hashlib.blake2b(salt.encode(), digest_size=32).digest(), digest_size=HASH_BYTES
-    ).digest()
-
-
-def _of_url(url: str, salt: str) -> bytes:
-    """By what a file is found while it is fetched, so that the continuations of a request fetch it once.
-
-    Longer than a content, of which no file can therefore have it.
-    """
-    return b"url" + _salted(hashlib.blake2b(url.encode(), digest_size=HASH_BYTES).digest(), salt)
 
 
 def _in_words(count: int) -> str:

@@ -31,15 +31,17 @@ class VisionPeer:
     name: str
     segment: str
     segment_bytes: int  # 0: it did not say
+    shares_memory: bool = True  # with the ranks; else its pixels come as frames, and the segment is but a name
     credits: int = 0
     uncredited: int = 0  # jobs that have ended, and whose credit is on its way
     cancelled: int = 0  # jobs that it was told to drop, and may be busy with still: their credits have not come
-    is_draining: bool = False  # gets nothing more, and gives no credits
+    is_draining: bool = False  # gets nothing more, whatever credits it has and gives
     jobs: dict[JobKey, PixelJob] = field(default_factory=dict)  # in hand, in the order they were given
     # Headers it was asked for, in that order; also those that nobody wants any more, since it looks into them still.
     probes: dict[JobKey, PixelJob] = field(default_factory=dict)
     fetches: dict[JobKey, PixelJob] = field(default_factory=dict)  # files it was asked for
     untouched: set[JobKey] = field(default_factory=set)  # of all these, what it has not looked into: it is gone
+    was_counting: bool = False  # at its end it may have been at a header of no job
     jobs_done: int = 0
     # When it last had nothing to do before it got a job, or told of the end of one, or that one waits for room.
     progress_at: float = 0.0
@@ -93,13 +95,13 @@ class VisionPeer:
         self._drop(job)
         self.progress_at = now
         self.jobs_done += 1
-        self.uncredited += not self.is_draining
+        self.uncredited += 1
 
     def cancel(self, job: PixelJob) -> None:
         """It is told to drop a job or a fetch, or its answer to a probe counts no more."""
         if job.key in self.jobs:
             self._drop(job)
-            self.cancelled += not self.is_draining
+            self.cancelled += 1
         self.fetches.pop(job.key, None)
 
     def _drop(self, job: PixelJob) -> None:
@@ -118,9 +120,8 @@ class VisionPeer:
             self.progress_at = now
 
     def drain(self) -> None:
-        """It is asked to leave."""
+        """It is asked to leave. What it is busy with still, it goes on to tell by its credits."""
         self.is_draining = True
-        self.credits = self.uncredited = self.cancelled = 0
 
     def may_probe(self, job: PixelJob) -> bool:
         """Whether it can be asked for this picture's header now. Suspects alone, as with jobs."""
@@ -158,14 +159,15 @@ class VisionPeer:
     def suspects(self, now: float, job_s: float, fetch_s: float) -> list[PixelJob]:
         """On whom its loss is to be blamed: on what is overdue, or else on what it was working on.
 
-        That is a job or a header; if it may have been either, or a job that was cancelled, nobody is blamed: they are
-        tried alone next.
+        That is a job or a header; if it may have been either, or a job that was cancelled, or a header that is only
+        counted, nobody is blamed: they are tried alone next.
         """
         late = self._touched(self.overdue(now, job_s, fetch_s))
         overdue = [job for job in late if not self.cancelled or job.key not in self.jobs]
         jobs, probes = self._touched(self.at_work), self._touched(self.probes.values())
         at_work = [*jobs[:1], *probes[:1]]
-        blamed = overdue or (at_work if len(at_work) == 1 and not self.cancelled else [])
+        is_certain = len(at_work) == 1 and not self.cancelled and not self.was_counting
+        blamed = overdue or (at_work if is_certain else [])
         return [job for job in blamed if job.state is not JobState.OVER]
 
     def was_at(self, keys: Collection[JobKey]) -> None:

@@ -8,6 +8,7 @@ take ──> in use ──last user gone──> idle ──found by content─�
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from airside.controller.vision.pixel_jobs import KnownShape
@@ -18,11 +19,12 @@ _SHARE = 2  # at most one part in so many of a segment is idle: the rest is for 
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """The pixels of one picture in a vision worker's segment."""
+    """The pixels of one picture: in a vision worker's segment, or sent here."""
 
     ref: PixelsRef
     shape: KnownShape
     content: bytes  # equal for equal pictures; b"": not to be shared (any more)
+    data: memoryview | None = None  # the bytes of the slab; None: they are in the segment
     users: int = 0  # images that are ready by it; one whose sequence has ended counts while a step reads it
 
 
@@ -59,10 +61,10 @@ class PixelCache:
                 self._hide(slab)
         return freed
 
-    def take(self, ref: PixelsRef, shape: KnownShape, content: bytes) -> Slab:
+    def take(self, ref: PixelsRef, shape: KnownShape, content: bytes, data: memoryview | None = None) -> Slab:
         """A slab that a vision worker has handed over, without users yet. `holds(ref)` must be false."""
         assert not self.holds(ref), ref
-        slab = Slab(ref, shape, content)
+        slab = Slab(ref, shape, content, data)
         self._slabs[_place(slab)] = slab
         self._leased[ref.segment] += ref.num_bytes
         if content and ref.segment in self._segments:
@@ -94,13 +96,16 @@ class PixelCache:
         self._idle[_place(slab)] = slab
         self._idle_bytes[slab.ref.segment] += slab.ref.num_bytes
         segment = slab.ref.segment
-        return self._evict(segment, self._idle_bytes[segment] - self._segments[segment] // _SHARE) + self._evict(
-            None, self.idle_bytes - self._bytes_max
-        )
+        freed = self.make_room(segment, self._idle_bytes[segment] - self._segments[segment] // _SHARE)
+        return freed + self._evict(self.idle_bytes - self._bytes_max, lambda _: True)
 
-    def make_room(self, segment: str | None, num_bytes: int) -> list[Slab]:
-        """Frees idle slabs of a segment (None: of all), of at least so many bytes if there are as many."""
-        return self._evict(segment, num_bytes)
+    def make_room(self, segment: str, num_bytes: int) -> list[Slab]:
+        """Frees idle slabs of a segment, of at least so many bytes if there are as many."""
+        return self._evict(num_bytes, lambda slab: slab.ref.segment == segment)
+
+    def free_memory(self, num_bytes: int) -> list[Slab]:
+        """The same of all segments, for a machine whose shared memory is full: what was sent here takes none."""
+        return self._evict(num_bytes, lambda slab: slab.data is None)
 
     def holds(self, ref: PixelsRef) -> bool:
         """Whether a slab at this place is ours."""
@@ -132,13 +137,13 @@ class PixelCache:
         """Bytes of all idle slabs."""
         return self._idle_bytes.total()
 
-    def _evict(self, segment: str | None, num_bytes: int) -> list[Slab]:
-        """Frees the least recently used, of one segment or of all, until `num_bytes` are."""
+    def _evict(self, num_bytes: int, may_go: Callable[[Slab], bool]) -> list[Slab]:
+        """Frees the least recently used of those that may go, until `num_bytes` are free."""
         freed: list[Slab] = []
         for slab in self._idle.values():
             if num_bytes <= 0:
                 break
-            if segment in (None, slab.ref.segment):
+            if may_go(slab):
                 freed.append(slab)
                 num_bytes -= slab.ref.num_bytes
         for slab in freed:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from airside.proto.image_content import ANY_PIXELS, PixelRange
+from airside.proto.messages import Shape
 from airside.proto.work_marks import JobKey
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 ImageKey = tuple[int, int]
 """(seq_id, image_index)"""
+
+_PIXELS_MAX = 2**63 - 1
 
 
 class JobState(Enum):
@@ -58,6 +62,11 @@ class KnownShape:
     expansion: bytes  # i32
     pixels: int  # width times height
     rope_advance: int = 0
+
+    @classmethod
+    def of(cls, told: Shape) -> KnownShape:
+        """As a vision worker tells it, whatever that is: at least one pixel, and as many as a message has room for."""
+        return cls(told.expansion, min(max(told.width * told.height, 1), _PIXELS_MAX), told.rope_advance)
 
     @property
     def num_tokens(self) -> int:
@@ -101,13 +110,14 @@ class PixelJob:
     given_at: float = 0.0
     shape: KnownShape | None = None
     images: list[Image] = field(default_factory=list)  # that wait for it, the oldest first
+    within: PixelRange = ANY_PIXELS
 
     @classmethod
-    def of(cls, image: Image, url: str, data: memoryview, salt: str) -> PixelJob:
+    def of(cls, image: Image, url: str, data: memoryview, salt: str, within: PixelRange = ANY_PIXELS) -> PixelJob:
         """A new job for an image that nobody makes yet."""
         state = JobState.REMOTE if url else JobState.UNKNOWN
         kept = None if url else data
-        return cls(image.key, url, salt, kept, image.hash, image.arrived_at, state, images=[image])
+        return cls(image.key, url, salt, kept, image.hash, image.arrived_at, state, images=[image], within=within)
 
     @property
     def key(self) -> JobKey:

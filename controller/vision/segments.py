@@ -23,5 +23,8 @@ def unlink_segment(name: str, folder: Path = _FOLDER) -> bool:
         (folder / name).unlink()
     except FileNotFoundError:
         return False
+    except (OSError, ValueError) as error:  # too long, with a zero in it, of another user
+        _log.warning("segment_left name=%r why=%s", name, error)
+        return False
     _log.info("segment_unlinked name=%s", name)
     return True

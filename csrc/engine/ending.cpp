@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "engine/step_result.h"
@@ -17,6 +18,17 @@ std::string DescribeLimit(const Sequence& sequence, const EngineConfig& config) 
     return "the context of " + std::to_string(config.max_model_len) + " tokens is full";
   }
   return "the KV pool of " + std::to_string(config.PoolTokens()) + " tokens is full";
+}
+
+// What a sequence without a token waits for; pixels first, since the text before them may be done.
+std::string_view StageOf(const Sequence& sequence) {
+  if (sequence.output.first_token) return "decode";
+  const auto& images = sequence.input.images;
+  const bool is_seeing = std::all_of(images.begin(), images.end(), [](const Image& image) {
+    return image.state == Image::State::kReady;
+  });
+  if (!is_seeing) return "images";
+  return sequence.output.first_scheduled ? "prefill" : "queue";
 }
 
 }  // namespace
@@ -73,7 +85,8 @@ Finish MakeFinish(const Sequence& sequence, std::int64_t completion_tokens, std:
           .accepted_tokens = sequence.draft.num_accepted,
           .vision_wait_s = since(arrival, output.pixels_in),
           .prefill_s = output.first_token ? since(*output.first_scheduled, output.first_token) : 0,
-          .preempted_s = output.preempted_s + (preempted_at ? since(*preempted_at, now) : 0)};
+          .preempted_s = output.preempted_s + (preempted_at ? since(*preempted_at, now) : 0),
+          .stage = StageOf(sequence)};
 }
 
 }  // namespace airside

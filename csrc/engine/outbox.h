@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/status.h"
@@ -30,6 +31,7 @@ struct Finish {
   Seconds vision_wait_s;  // from arrival until all pixels were in; 0: there are none
   Seconds prefill_s;      // from the first step to the first token; 0: there was none
   Seconds preempted_s;    // from losing its blocks, to others or with the workers, to its next step
+  std::string_view stage;  // what it was at: "images", "queue", "prefill" or "decode"
 };
 
 // News for one client. Row i: sequence seq_ids[i] made the next num_tokens[i] of token_ids.

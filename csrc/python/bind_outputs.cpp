@@ -99,7 +99,10 @@ void BindOutputs(nb::module_& m) {
       .def_ro("prefill_s", &Finish::prefill_s,
               "From the first step to the first token; 0 without one.")
       .def_ro("preempted_s", &Finish::preempted_s,
-              "From losing its blocks, to others or with the workers, to its next step.");
+              "From losing its blocks, to others or with the workers, to its next step.")
+      .def_ro("stage", &Finish::stage,
+              "What it was at: \"images\" (some of its pixels were not in), \"queue\" (it never "
+              "ran), \"prefill\" or \"decode\".");
 
   nb::class_<ClientOutput>(m, "ClientOutput", "News for one client; see messages.OutputBatch.")
       .def_prop_ro(

@@ -84,6 +84,11 @@ def test_every_problem_is_named_at_once_in_the_order_of_lines(tmp_path: Path) ->
         ("engine: {victim_rule: first}\n", "line 1: engine.victim_rule: input should be 'least_waste', "),
         ("server: {grammar: {timeout_s: 0}}\n", "line 1: server.grammar.timeout_s: input should be greater than 0"),
         ("engine: {limits: {max_logprobs: -1}}\n", "line 1: engine.limits.max_logprobs: input should be greater "),
+        (
+            "cluster: {placement: pack}\n",
+            "line 1: cluster.placement: input should be 'STRICT_PACK', 'PACK' or ",
+        ),
+        ("vision: {shared_memory: on}\n", "line 1: vision.shared_memory: input should be 'auto' or 'off', not True"),
         ("engine:\n  tensor_parallel_size: true\n", "line 2: engine.tensor_parallel_size: input should be a valid "),
     ],
 )
@@ -99,6 +104,13 @@ def test_a_missing_file_is_a_problem_too(tmp_path: Path) -> None:
 
 def test_a_block_whose_keys_are_all_commented_out_is_empty(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "engine:\n#  block_size: 32\nvision:\n"), {}) == Config()
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "auto"])
+def test_off_may_be_bare(tmp_path: Path, text: str) -> None:
+    config = load_config(write(tmp_path, f"vision: {{shared_memory: {text}}}\n"), {})
+    assert config.vision.shared_memory == text.strip("'")
+    assert load_config(write(tmp_path, ""), {}, [f"vision.shared_memory={text}"]) == config
 
 
 def test_command_line_over_environment_over_file_over_default(tmp_path: Path) -> None:

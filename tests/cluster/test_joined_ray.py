@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +9,11 @@ import psutil
 import pytest
 
 from tests.checkpoints import make_idefics3
-from tests.cluster.up_server import PATIENCE_S, START_S, Home, UpServer, alive, is_free, new_home
+from tests.cluster.ray_nodes import head_node
+from tests.cluster.up_server import PATIENCE_S, START_S, Home, UpServer, alive, new_home
 from tests.real_processes import free_port, wait_until
 
 pytestmark = pytest.mark.slow
-
-RAY = Path(sys.executable).with_name("ray")
 
 
 @pytest.fixture
@@ -30,25 +24,8 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture
 def ray_address() -> Iterator[str]:
-    """A head node with one CPU."""
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
-        options = ["--num-cpus=1", "--include-dashboard=false", "--object-store-memory=83886080", "--block"]
-        command = [str(RAY), "start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--temp-dir={folder}"]
-        head = subprocess.Popen(
-            [*command, *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # whatever tokens this user has
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: not is_free(port), START_S, "Ray listens")
-            yield f"127.0.0.1:{port}"
-            assert head.poll() is None, "Ray is gone"
-        finally:
-            os.killpg(head.pid, signal.SIGTERM)
-            head.wait(PATIENCE_S)
+    with head_node(num_cpus=1) as address:
+        yield address
 
 
 def test_it_serves_waits_for_room_and_leaves_ray_alone(home: Home, ray_address: str, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from airside.cluster.config.schema import Config
-from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Run
+from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Network, Run
+from airside.cluster.runs import up
+from airside.proto.bus_keys import make_keys
 from airside.workers.model_config import ModelConfig, PictureTokens, RopeConfig, ShortConvConfig
 
 RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
@@ -188,5 +190,52 @@ def test_pictures_that_come_whole_must_fit_a_step() -> None:
     assert (gateway.image_mark_id, gateway.image_mark_before, gateway.image_mark_after) == (6, "\n", "\n\n")
     with pytest.raises(LaunchError, match=r"engine\.max_num_batched_tokens is 255, .* set it to 256 or more"):
         plan({"engine": {"max_num_batched_tokens": 255}}, **facts)
+    assert not gateway.takes_pixel_ranges
+    [scaling] = plan(image_token_id=5, pictures=PictureTokens(takes_pixel_ranges=True)).gateways()
+    assert scaling.takes_pixel_ranges
     other = plan(image_token_id=5)
     assert (other.controller().image_mark_id, other.controller().atomic_images) == (None, False)
+
+
+def spread_over(placement: str, ray_address: str = "auto", **facts: Any) -> LaunchPlan:
+    config = {"cluster": {"placement": placement, "ray_address": ray_address}}
+    return plan(config, **({"image_token_id": 5} | facts))
+
+
+def test_a_vision_worker_elsewhere_comes_over_the_network_with_its_keys() -> None:
+    server, client = make_keys()
+    made = spread_over("SPREAD").over(Network("tcp://10.0.0.1:7000", server, client))
+    controller, here, there = made.controller(), made.vision_worker(3), made.remote_vision_worker(3)
+    assert (controller.network_endpoint, controller.network_keys) == ("tcp://10.0.0.1:7000", server)
+    assert controller.endpoint == here.endpoint == made.run.endpoint
+    assert (here.shares_memory, here.network_keys) == (True, None)
+    assert there is not None
+    assert (there.endpoint, there.shares_memory, there.network_keys) == ("tcp://10.0.0.1:7000", False, client)
+    assert (there.name, there.segment, there.model_path) == (here.name, here.segment, here.model_path)
+    assert client.secret not in controller.to_json()
+    near = [*made.gateways(), *made.workers(0), here]
+    assert not any(secret in each.to_json() for each in near for secret in (server.secret, client.secret))
+
+
+def test_without_a_network_nobody_can_be_elsewhere() -> None:
+    made = spread_over("SPREAD")
+    assert made.remote_vision_worker(0) is None
+    assert (made.controller().network_endpoint, made.controller().network_secret) == ("", "")
+
+
+def test_placement_is_for_vision_workers_of_a_ray_that_was_joined() -> None:
+    assert plan(image_token_id=5).placement == "STRICT_PACK"
+    assert spread_over("PACK").placement == "PACK"
+    assert spread_over("PACK", "local").placement == "STRICT_PACK"
+    assert spread_over("SPREAD", image_token_id=None).placement == "STRICT_PACK"
+
+
+def test_shared_memory_can_be_off_on_one_node() -> None:
+    off = plan({"vision": {"shared_memory": "off"}}, image_token_id=5).vision_worker(0)
+    assert (off.shares_memory, off.endpoint) == (False, RUN.endpoint)
+
+
+def test_an_address_that_is_none_of_this_machine_is_told_with_the_remedy() -> None:
+    assert up._network("127.0.0.1").endpoint.startswith("tcp://127.0.0.1:")
+    with pytest.raises(up.CannotStart, match=r"port on 192\.0\.2\.77, .*; start Ray here with another --node-ip"):
+        up._network("192.0.2.77")  # for documentation alone (RFC 5737)

@@ -7,24 +7,28 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from airside.cluster.launch_plan import Run
+from airside.cluster.launch_plan import Network, Run
 from airside.cluster.runs.stop_signal import StopSignal
 from airside.cluster.supervisor import ray_process
 from airside.cluster.supervisor.ray_cluster import RayCluster
 from airside.cluster.supervisor.ray_process import RayProcess
 from airside.cluster.supervisor.supervisor import Supervisor
 from airside.proto import messages as msg
+from airside.proto.bus_keys import make_keys
 from airside.proto.channel import Hub
+from airside.proto.settings import VisionWorkerSettings
 from tests.cluster.test_launch import plan
 from tests.real_processes import wait_until
 
 PATIENCE_S = 20.0
+HOME = "home-node"
 
 
 class Ref:
@@ -36,11 +40,14 @@ class Ref:
 
 
 class SleepingActor:
-    """Its method `run` returns when the process has ended."""
+    """Its method `run` returns when the process has ended. One with settings for elsewhere is elsewhere."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, _settings: str, _num_threads: int, home: str = "", settings_elsewhere: str = "") -> None:
         self.process = subprocess.Popen(["sleep", "300"])
-        self.pid = self._method(lambda: True, lambda: self.process.pid)
+        assert home in ("", HOME)
+        self.settings_elsewhere = settings_elsewhere
+        place = self.process.pid, "another-node" if settings_elsewhere else HOME
+        self.place = self._method(lambda: True, lambda: place)
         self.run = self._method(lambda: self.process.poll() is not None, lambda: (self.process.returncode, ""))
 
     @staticmethod
@@ -54,11 +61,20 @@ class StandInRay:
     def __init__(self) -> None:
         self.exceptions = ray_process.ray.exceptions
         self.actors: list[SleepingActor] = []
+        self.killed: list[int] = []
+        self.strategies: list[object] = []
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: HOME)
 
     def remote(self, _: type) -> SimpleNamespace:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+        def options(scheduling_strategy: object, resources: dict[str, float], **_: object) -> SimpleNamespace:
+            self.strategies.append((scheduling_strategy, *resources))
+            return SimpleNamespace(remote=self._start)
 
-    def _start(self, *arguments: object) -> SleepingActor:
+        return SimpleNamespace(options=options)
+
+    def _start(self, *arguments: Any) -> SleepingActor:
         self.actors.append(SleepingActor(*arguments))
         return self.actors[-1]
 
@@ -70,6 +86,7 @@ class StandInRay:
 
     def kill(self, actor: SleepingActor, no_restart: bool) -> None:
         assert no_restart
+        self.killed.append(actor.process.pid)
         actor.process.kill()
 
     def end_all(self) -> None:
@@ -86,15 +103,28 @@ class StandInCluster:
     def bundle(self, index: int) -> int:
         return index
 
-    def missing(self, _: dict[str, float]) -> str:
+    def missing(self, *_: object) -> str:
         return ""
+
+    def strategy(self, placement: str) -> str:
+        return placement
 
 
 class Stage:
-    """A started supervisor, and the bus as the controller has it."""
+    """A started supervisor, and the bus as the controller has it.
 
-    def __init__(self, folder: Path) -> None:
-        made = plan({"engine": {"tensor_parallel_size": 2}}, run=Run("0a1b2c3d", folder), image_token_id=5)
+    Args:
+        folder: of the run.
+        network: the bus between nodes; None: all are on one.
+    """
+
+    def __init__(self, folder: Path, network: Network | None = None) -> None:
+        config: dict[str, Any] = {"engine": {"tensor_parallel_size": 2}}
+        if network is not None:
+            config["cluster"] = {"ray_address": "auto", "placement": "SPREAD"}
+        made = plan(config, run=Run("0a1b2c3d", folder), image_token_id=5)
+        if network is not None:
+            made = made.over(network)
         self.hub = Hub(made.run.endpoint)
         self.told: list[str] = []
         cluster = cast(RayCluster, StandInCluster())
@@ -120,6 +150,11 @@ class Stage:
     def turn_until(self, holds: Callable[[], bool]) -> None:
         wait_until(lambda: self.turn() and holds(), PATIENCE_S, "the supervisor has done it")
 
+    def close(self) -> None:
+        """Of the supervisor, once."""
+        if not self.supervisor._link._socket.closed:
+            self.supervisor.close(0.0)
+
     def lost(self) -> dict[str, str]:
         return {message.name: message.detail for message in self.heard if isinstance(message, msg.PeerLost)}
 
@@ -132,14 +167,35 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInRay]:
     stand_in.end_all()
 
 
-@pytest.fixture
-def stage(ray: StandInRay) -> Iterator[Stage]:
+@contextmanager
+def stage_over(ray: StandInRay, network: Network | None) -> Iterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="as", dir="/tmp") as folder:
-        made = Stage(Path(folder))
+        made = Stage(Path(folder), network)
         yield made
         ray.end_all()
-        made.supervisor.close(0.0)
+        made.close()
         made.hub.close()
+
+
+@pytest.fixture
+def stage(ray: StandInRay) -> Iterator[Stage]:
+    with stage_over(ray, None) as made:
+        yield made
+
+
+@pytest.fixture
+def spread(ray: StandInRay) -> Iterator[Stage]:
+    """Its vision workers are on another node."""
+    with stage_over(ray, Network("tcp://127.0.0.2:7", *make_keys())) as made:
+        yield made
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Processes that this node's supervisor sends signals to; they get none."""
+    pids: list[int] = []
+    monkeypatch.setattr(ray_process, "os", SimpleNamespace(kill=lambda pid, _: pids.append(pid)))
+    return pids
 
 
 def stop(pid: int) -> None:
@@ -207,6 +263,43 @@ def test_nobody_else_is_killed(stage: Stage, name: str, pid: int | None) -> None
     stage.turn_until(lambda: "vision-1" in stage.pids())
     assert {**stage.pids(), **before} == stage.pids()
     assert stage.told == ["vision_scale from=1 to=2 why=asked"]
+
+
+def test_vision_workers_alone_may_be_elsewhere_and_are_told_how_to_get_back(spread: Stage, ray: StandInRay) -> None:
+    assert spread.pids().keys() == {"controller", "gateway-0", "worker-0", "worker-1", "vision-0"}
+    assert [actor.settings_elsewhere != "" for actor in ray.actors] == [False, False, False, False, True]
+    assert ray.strategies[-1] == ("SPREAD",)
+    told = VisionWorkerSettings.from_json(ray.actors[-1].settings_elsewhere)
+    assert (told.name, told.endpoint, told.shares_memory) == ("vision-0", "tcp://127.0.0.2:7", False)
+
+
+def test_on_one_node_vision_workers_are_kept_there(stage: Stage, ray: StandInRay) -> None:
+    assert len(stage.pids()) == len(ray.actors)
+    assert not any(actor.settings_elsewhere for actor in ray.actors)
+    assert ray.strategies[-1] == ("STRICT_PACK", "node:here")
+
+
+def test_one_that_hangs_elsewhere_is_killed_by_ray_and_no_process_here_is(
+    spread: Stage, ray: StandInRay, signalled: list[int]
+) -> None:
+    before = spread.pids()
+    spread.send(msg.PeerStuck("vision-0", before["vision-0"], "silent for 12 s"))
+    spread.turn_until(lambda: "vision-0" in spread.lost())
+    assert spread.lost() == {"vision-0": "killed, silent for 12 s"}
+    assert before["vision-0"] in ray.killed
+    assert signalled == []
+
+
+def test_at_the_end_those_elsewhere_are_left_to_the_controller_and_then_to_ray(
+    spread: Stage, ray: StandInRay, signalled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airside.cluster.supervisor.supervisor._STOP_S", 0.3)
+    before = spread.pids()
+    spread.close()
+    spread.heard += [envelope.message for envelope in spread.hub.receive(1000)]
+    assert msg.Shutdown("the server is stopping") in spread.heard
+    assert {*before.values()} <= {*ray.killed}
+    assert {*signalled} == {pid for name, pid in before.items() if name != "vision-0"}
 
 
 def test_vision_workers_follow_the_load_and_what_is_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

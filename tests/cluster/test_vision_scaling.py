@@ -29,6 +29,21 @@ def test_the_youngest_go_first_and_are_not_replaced() -> None:
     assert scaling.notice == ""
 
 
+def test_restarts_are_counted_by_why_and_those_that_were_to_go_are_none() -> None:
+    scaling = VisionScaling(6, workers_max=6)
+    scaling.decide(0.0)
+    scaling.joined(0)
+    scaling.ended(0, "killed", 1.0)
+    scaling.ended(1, "killed, silent", 1.0, has_hung=True)
+    scaling.ended(2, "no such file", 1.0)
+    scaling.ended(3, "killed", PROVEN_S)
+    scaling.set_target(1)
+    assert scaling.decide(60.0) == [Drain(5)]
+    scaling.ended(5, "killed", 60.0)
+    scaling.killed(4)
+    assert scaling.restarts == {"died": 2, "hung": 1, "not_started": 1, "with_the_controller": 1}
+
+
 def test_numbers_are_never_used_twice() -> None:
     scaling = VisionScaling(1, workers_max=4)
     scaling.decide(0.0)

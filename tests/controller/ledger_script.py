@@ -80,5 +80,5 @@ def done(
     ledger: VisionLedger, worker: str, *key: int, slab: int = 0, num_bytes: int = 64, now: float = NOW
 ) -> list[Effect]:
     """A job's pixels and its credit."""
-    effects = ledger.pixels_in(worker, pixels(worker, *key, slab=slab, num_bytes=num_bytes), now)
+    effects = ledger.pixels_in(worker, pixels(worker, *key, slab=slab, num_bytes=num_bytes), [], now)
     return effects + ledger.credit(worker, 1, now)

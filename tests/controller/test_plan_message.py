@@ -67,8 +67,9 @@ def test_an_output() -> None:
     engine.apply(driver.flights[-1].step_id, i32([8]), 0.0, **records)
     engine.abort(1, "enough")
     (output,) = engine.take_outputs()
-    message = decode(output_frame(output))
+    message = decode(output_frame(output, {1: "truncated", 2: "another's"}))
     assert isinstance(message, OutputBatch)
     assert named(message, OutputBatch, "finished") == named(output, OutputBatch, "finished")
     (row,) = message.finished
-    assert named(row, type(row)) == named(output.finished[0], type(row))
+    assert named(row, type(row), "image_cause") == named(output.finished[0], type(row), "image_cause")
+    assert row.image_cause == "truncated"

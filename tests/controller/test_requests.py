@@ -186,7 +186,7 @@ def test_gauges_carry_the_names_of_the_public_api(bus: Bus) -> None:
     gateway.finish(1)
     answer = gateway.gauges()
     names = {field.name for field in airside_pb2.Gauges.DESCRIPTOR.fields}
-    maps = {"requests_finished", "bus_messages_refused", "controller_phase_s"}
+    maps = {"requests_finished", "bus_messages_refused", "controller_phase_s", "bus_messages"}
     assert set(answer.gauges) == names - maps
     assert answer.requests_finished["length"] == 1
     assert set(answer.controller_phase_s) == {"schedule", "build", "send", "apply", "reply"}

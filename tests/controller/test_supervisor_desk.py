@@ -95,7 +95,8 @@ def test_a_supervisor_is_told_again_what_was_asked_for(desk: SupervisorDesk) -> 
 
 
 def test_the_target_is_said_at_once_and_is_then_the_supervisors(desk: SupervisorDesk) -> None:
-    desk.note_pool(VisionPool(3, "", 1, 4, {"up_load": 2}))
+    desk.note_pool(VisionPool(3, "", 1, 4, {"up_load": 2}, {"died": 1}))
+    assert desk.vision_restarts == {"died": 1}
     assert (desk.vision_target, desk.vision_scale_events) == (3, {"up_load": 2})
     desk.scale(ScaleVision(1, 0, 2))
     assert desk.vision_target == 2

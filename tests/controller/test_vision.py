@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from airside.proto import messages as msg
 from tests.controller.conftest import Bus
-from tests.controller.scripted import IMAGE_TOKEN, Gateway, Rank, VisionWorker, read_i32, read_u64
+from tests.controller.scripted import IMAGE_TOKEN, Gateway, Rank, VisionWorker, i32, read_i32, read_u64
 
 PROMPT = (11, IMAGE_TOKEN, 12)
 
@@ -40,6 +42,7 @@ def test_an_image_request_end_to_end(bus: Bus) -> None:
     ref = vision.pixels(job.message, slab=4096)
     ready = gateway.expect(msg.ImageReady)
     assert (ready.seq_id, ready.image_index, ready.num_tokens, ready.process_s) == (1, 0, 3, 0.625)
+    assert ready.pixels == 600
     assert ready.stages is not None
     assert (ready.cached, ready.stages.decode_s, ready.stages.process_s, ready.stages.fetch_s) == (False, 0.5, 0.125, 0)
     plan = rank.plan()
@@ -52,6 +55,13 @@ def test_an_image_request_end_to_end(bus: Bus) -> None:
     assert (tokens, end.prompt_tokens, end.image_tokens) == ([1000], 5, 3)
     assert vision.expect(msg.Release).slab == 4096
     assert gateway.peers()["vision-0"].jobs_done == 1
+    gauges = gateway.gauges()
+    assert 0 < gauges.gauges["vision_worker_busy_ratio"] < 1
+    assert {name: gauges.bus_messages[name] for name in ("AddRequest", "Shape", "Pixels")} == {
+        "AddRequest": 1,
+        "Shape": 1,
+        "Pixels": 1,
+    }
 
 
 def test_text_passes_an_image_that_nobody_works_on(bus: Bus) -> None:
@@ -92,6 +102,7 @@ def test_an_image_that_three_vision_workers_died_on_is_refused(bus: Bus) -> None
         lose(bus, worker)
     _, end = gateway.finish(1)
     assert (end.reason, end.detail) == ("vision_failed", "image 1: vision worker lost: three died on it")
+    assert end.image_cause == "worker_lost"
 
 
 def test_a_failed_image_ends_its_request_and_cancels_the_others(bus: Bus) -> None:
@@ -103,7 +114,67 @@ def test_a_failed_image_ends_its_request_and_cancels_the_others(bus: Bus) -> Non
     vision.send(msg.ImageFailed(1, 1, job.epoch, "truncated", "the file ends early"))
     _, end = gateway.finish(1)
     assert (end.reason, end.detail) == ("vision_failed", "image 1: truncated: the file ends early")
+    assert end.image_cause == "truncated"
     assert vision.expect(msg.Cancel) == msg.Cancel(1, 0, 1)
+    assert bus.controller is not None
+    assert not bus.controller._vision.causes, "told, and forgotten"
+
+
+def test_each_picture_travels_with_its_range_of_pixels(bus: Bus) -> None:
+    gateway, _ = serving(bus)
+    vision = bus.vision_worker("vision-0", credits=2)
+    ranges = {"image_min_pixels": [0, 4], "image_max_pixels": [0, 9]}
+    gateway.add(1, (IMAGE_TOKEN, 1, IMAGE_TOKEN), b"picture", b"picture", **ranges)
+    usual, small = vision.probe(), vision.probe()
+    assert (usual, small) == (msg.Probe(1, 0, 1), msg.Probe(1, 1, 1, "", 4, 9))
+    vision.shape(small)
+    assert vision.job() == msg.Job(1, 1, 1, 4, 9)
+    for number, odd in enumerate(([1], [1, -1, 0], [-1, 0]), start=2):
+        gateway.add(number, (IMAGE_TOKEN, 1, IMAGE_TOKEN), b"a", b"b", image_min_pixels=odd)
+        assert gateway.expect(msg.Rejected).code == "invalid"
+
+
+@pytest.mark.parametrize(("expansion", "rope_advance"), [(b"", 0), (i32(IMAGE_TOKEN), -1), (i32(IMAGE_TOKEN), 2**40)])
+def test_a_shape_that_makes_no_sense_is_not_the_pictures_fault(bus: Bus, expansion: bytes, rope_advance: int) -> None:
+    gateway, _ = serving(bus)
+    vision = bus.vision_worker("vision-0")
+    gateway.add(1, PROMPT, b"picture")
+    asked = vision.probe()
+    vision.send(msg.Shape(1, 0, asked.epoch, expansion, 30, 20, rope_advance))
+    _, end = gateway.finish(1)
+    assert (end.reason, end.image_cause) == ("vision_failed", "internal")
+
+
+@pytest.mark.parametrize("side", [-1, 2**63])
+def test_a_size_that_no_picture_has_harms_nobody(bus: Bus, side: int) -> None:
+    gateway, _ = serving(bus)
+    vision = bus.vision_worker("vision-0")
+    gateway.add(1, PROMPT, b"picture")
+    vision.shape(vision.probe(), side, 20)
+    vision.pixels(vision.job())
+    assert 1 <= gateway.expect(msg.ImageReady).pixels < 2**63
+
+
+@pytest.mark.parametrize("segment", ["airside-\0", "airside-" + "x" * 300, "../../x"])
+def test_a_segment_that_cannot_be_is_no_harm_when_its_worker_is_lost(bus: Bus, segment: str) -> None:
+    gateway, _ = serving(bus)
+    vision = bus.peer(VisionWorker, "vision-0")
+    vision.send(msg.VisionHello("local", vision.pid, segment))
+    gateway.wait_ready(vision=True)
+    lose(bus, vision)
+    gateway.expect(msg.EngineState, lambda state: not state.vision_ready)
+    bus.vision_worker("vision-1")
+    gateway.wait_ready(vision=True)
+
+
+def test_a_segment_belongs_to_one_worker(bus: Bus) -> None:
+    gateway, _ = serving(bus)
+    first = bus.vision_worker("vision-0")
+    gateway.wait_ready(vision=True)
+    second = bus.peer(VisionWorker, "vision-1")
+    second.send(msg.VisionHello("local", second.pid, first.segment))
+    assert "was used before" in second.expect(msg.Shutdown).why
+    assert list(name for name in gateway.peers() if name.startswith("vision")) == ["vision-0"]
 
 
 def test_messages_of_an_earlier_epoch_are_harmless(bus: Bus) -> None:

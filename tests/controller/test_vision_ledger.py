@@ -9,6 +9,7 @@ import pytest
 from airside.controller.vision.dispatch import VisionLimits
 from airside.controller.vision.effects import PixelsReady, Send, ShapeKnown, VisionFailed
 from airside.controller.vision.ledger import ImageFile, VisionLedger
+from airside.proto.image_content import ANY_PIXELS, PixelRange
 from airside.proto.messages import (
     Cancel,
     Fetched,
@@ -41,7 +42,7 @@ def test_an_image_goes_from_probe_to_release() -> None:
     assert effects == [Send("v0", Probe(1, 0, 1), (memoryview(b"image 0"),))]
     effects = ledger.shape("v0", shape(1, 0), NOW + 1)
     assert effects == [ShapeKnown(1, 0, EXPANSION, b"", 3), Send("v0", Job(1, 0, 1), (memoryview(b"image 0"),))]
-    (ready,) = of(PixelsReady, ledger.pixels_in("v0", pixels("v0", 1, 0, slab=128), NOW + 3))
+    (ready,) = of(PixelsReady, ledger.pixels_in("v0", pixels("v0", 1, 0, slab=128), [], NOW + 3))
     assert (ready.seq_id, ready.image_index, ready.num_tokens, ready.is_cached) == (1, 0, 5, False)
     stages = ready.stages
     assert (stages.fetch_s, stages.queue_s, stages.decode_s, stages.process_s) == (0, 1, 0.5, 0.25)
@@ -79,7 +80,7 @@ def test_a_worker_gets_a_second_job_only_while_both_are_small() -> None:
     ledger = ledger_with(("v0", 4))
     assert jobs(add(ledger, 1, *files(2), size=LARGE)) == [("v0", (1, 0, 1))]
     assert jobs(add(ledger, 2, *files(1))) == []
-    assert jobs(ledger.pixels_in("v0", pixels("v0", 1, 0), NOW)) != []
+    assert jobs(ledger.pixels_in("v0", pixels("v0", 1, 0), [], NOW)) != []
 
 
 def test_small_pictures_pass_a_large_one_but_not_for_ever() -> None:
@@ -328,3 +329,13 @@ def test_the_load_is_seconds_of_work_over_the_workers() -> None:
     busy = ledger.load(NOW)
     assert (busy.queued, busy.in_hand, busy.workers) == (1, 1, 2)
     assert ledger.load(NOW + 0.1).wait_s == pytest.approx(busy.wait_s - 0.05)
+
+
+def test_one_url_within_different_pixels_is_fetched_for_each() -> None:
+    ledger = ledger_with(("v0", 4))
+    small = PixelRange(max_pixels=9)
+    urls = [ImageFile(memoryview(b""), "http://t/7", within=within) for within in (ANY_PIXELS, small, small)]
+    assert [send.message for send in of(Send, ledger.add(1, urls, NOW))] == [
+        Probe(1, 0, 1, "http://t/7"),
+        Probe(1, 1, 1, "http://t/7", 0, 9),
+    ]

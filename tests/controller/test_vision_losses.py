@@ -49,7 +49,7 @@ def test_a_lost_worker_costs_a_second_try_elsewhere_and_only_the_oldest_job_is_b
     ledger = ledger_with(("v0", 4), ("v1", 0), limits=VisionLimits(attempts_max=1))
     add(ledger, 1, *files(3))
     effects = ledger.lose("v0", NOW)
-    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: one died on it")]
+    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: one died on it", "worker_lost")]
     assert SegmentUnused("airside-t-v0") in effects
     assert jobs(ledger.credit("v1", 4, NOW)) == [("v1", (1, 1, 2))]
 
@@ -72,7 +72,9 @@ def test_an_image_that_killed_three_workers_fails() -> None:
     assert jobs(ledger.lose("v1", NOW)) == [("v2", (1, 0, 3))]
     effects = ledger.lose("v2", NOW)
     assert jobs(effects) == []
-    assert of(VisionFailed, effects) == [VisionFailed(1, "image 0: vision worker lost: three died on it")]
+    assert of(VisionFailed, effects) == [
+        VisionFailed(1, "image 0: vision worker lost: three died on it", "worker_lost")
+    ]
 
 
 def test_what_a_lost_worker_did_not_take_is_not_to_blame() -> None:
@@ -105,7 +107,7 @@ def test_what_a_lost_worker_was_looking_into_is_to_blame() -> None:
     ledger = ledger_with(("v0", 2), limits=VisionLimits(attempts_max=1))
     add(ledger, 1, *files(2))
     effects = ledger.lose("v0", NOW, at_work=[(1, 1, 1), (7, 0, 1)])
-    assert of(VisionFailed, effects) == [VisionFailed(1, "image 1: vision worker lost: one died on it")]
+    assert of(VisionFailed, effects) == [VisionFailed(1, "image 1: vision worker lost: one died on it", "worker_lost")]
     ledger.check()
 
 
@@ -113,7 +115,7 @@ def test_what_a_lost_worker_was_looking_into_is_to_blame() -> None:
 def test_pictures_for_workers_that_are_gone_are_not_lost_with_them(is_known: bool) -> None:
     ledger = VisionLedger(VisionLimits(attempts_max=1))
     with tempfile.TemporaryDirectory(prefix="vtest-") as folder, Hub(f"ipc://{folder}/bus") as hub:
-        desk = VisionDesk(ledger, cast(EngineHost, None), cast(FrontDesk, None), Post(hub))
+        desk = VisionDesk(ledger, cast(EngineHost, None), cast(FrontDesk, None), Post(hub), 0)
         for number in range(20):
             desk.perform(ledger.join(f"v{number}", f"airside-t-v{number}", ARENA_BYTES, NOW))  # nobody is on the bus
             desk.perform(ledger.credit(f"v{number}", 4, NOW))
@@ -136,7 +138,7 @@ def test_a_header_that_kills_three_workers_fails() -> None:
     assert probes(ledger.lose("v0", NOW)) == [("v1", (1, 0, 2))]
     assert probes(ledger.lose("v1", NOW)) == [("v2", (1, 0, 3))]
     failures = of(VisionFailed, ledger.lose("v2", NOW))
-    assert failures == [VisionFailed(1, "image 0: vision worker lost: three died on it")]
+    assert failures == [VisionFailed(1, "image 0: vision worker lost: three died on it", "worker_lost")]
 
 
 def test_nobody_is_blamed_when_it_may_have_been_a_job_that_was_cancelled() -> None:
@@ -147,6 +149,15 @@ def test_nobody_is_blamed_when_it_may_have_been_a_job_that_was_cancelled() -> No
     add(ledger, 2, *files(1))
     effects = ledger.lose("v0", NOW)
     assert of(VisionFailed, effects) == []
+
+
+def test_nobody_is_blamed_when_it_may_have_been_a_header_that_was_only_counted() -> None:
+    ledger = ledger_with(("v0", 2), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(1))
+    assert of(VisionFailed, ledger.lose("v0", NOW, was_counting=True)) == []
+    ledger = ledger_with(("v0", 2), limits=VisionLimits(attempts_max=1))
+    add(ledger, 1, *files(1))
+    assert of(VisionFailed, ledger.lose("v0", NOW, at_work=[(1, 0, 1)], was_counting=True)), "its marks tell"
 
 
 def test_a_fetch_is_never_blamed() -> None:
@@ -166,9 +177,9 @@ def test_stale_messages_are_harmless_and_a_stale_slab_goes_straight_back() -> No
     assert ledger.shape("v1", shape(1, 0, 2), NOW) == []
     for worker, epoch in (("v0", 1), ("v1", 1), ("v2", 2)):
         assert ledger.image_failed(worker, ImageFailed(1, 0, epoch, "truncated", "it ends early"), NOW) == []
-    assert ledger.pixels_in("v1", pixels("v1", 1, 0, 1, slab=32), NOW) == [Send("v1", Release(32))]
-    assert ledger.pixels_in("v2", pixels("v2", 1, 0, 2, slab=32), NOW) == [Send("v2", Release(32))]
-    assert of(PixelsReady, ledger.pixels_in("v1", pixels("v1", 1, 0, 2), NOW))
+    assert ledger.pixels_in("v1", pixels("v1", 1, 0, 1, slab=32), [], NOW) == [Send("v1", Release(32))]
+    assert ledger.pixels_in("v2", pixels("v2", 1, 0, 2, slab=32), [], NOW) == [Send("v2", Release(32))]
+    assert of(PixelsReady, ledger.pixels_in("v1", pixels("v1", 1, 0, 2), [], NOW))
     ledger.check()
 
 
@@ -176,21 +187,21 @@ def test_a_message_that_comes_twice_gives_no_slab_back_twice() -> None:
     ledger = ledger_with(("v0", 2), limits=VisionLimits())
     add(ledger, 1, *files(1))
     twice = pixels("v0", 1, 0, slab=64)
-    assert of(PixelsReady, ledger.pixels_in("v0", twice, NOW))
-    assert ledger.pixels_in("v0", twice, NOW) == []
+    assert of(PixelsReady, ledger.pixels_in("v0", twice, [], NOW))
+    assert ledger.pixels_in("v0", twice, [], NOW) == []
     assert ledger.end(1, NOW) == [Send("v0", Release(64))]
-    assert ledger.pixels_in("v0", twice, NOW) == []
+    assert ledger.pixels_in("v0", twice, [], NOW) == []
     add(ledger, 2, *files(1))
     ledger.end(2, NOW)
     late = pixels("v0", 2, 0, slab=128)
-    assert ledger.pixels_in("v0", late, NOW) == [Send("v0", Release(128))]
-    assert ledger.pixels_in("v0", late, NOW) == []
+    assert ledger.pixels_in("v0", late, [], NOW) == [Send("v0", Release(128))]
+    assert ledger.pixels_in("v0", late, [], NOW) == []
 
 
 def test_pixels_in_a_foreign_segment_fail_the_image() -> None:
     ledger = ledger_with(("v0", 1))
     add(ledger, 1, *files(1))
-    effects = ledger.pixels_in("v0", Pixels(1, 0, 1, PixelsRef("airside-t-other", 8, 64, []), 0.1), NOW)
+    effects = ledger.pixels_in("v0", Pixels(1, 0, 1, PixelsRef("airside-t-other", 8, 64, []), 0.1), [], NOW)
     why = "the vision worker sent pixels in a place that is not its to give"
     assert of(VisionFailed, effects) == [VisionFailed(1, f"image 0: {why}")]
 
@@ -199,7 +210,7 @@ def test_a_failed_image_says_which_and_why() -> None:
     ledger = ledger_with(("v0", 3))
     add(ledger, 1, *files(3))
     effects = ledger.image_failed("v0", ImageFailed(1, 2, 1, "truncated", "the file ends early"), NOW)
-    assert effects == [VisionFailed(1, "image 2: truncated: the file ends early")]
+    assert effects == [VisionFailed(1, "image 2: truncated: the file ends early", "truncated")]
     assert {index for _, (_, index, _) in sent(Cancel, ledger.end(1, NOW))} == {0, 1}
 
 
@@ -208,7 +219,7 @@ def test_abort_cancels_what_is_in_hand_and_forgets_what_waits() -> None:
     add(ledger, 1, *files(2))
     assert ledger.end(1, NOW) == [Send("v0", Cancel(1, 0, 1))]
     assert ledger.num_queued == ledger.bytes_waiting == 0
-    assert ledger.pixels_in("v0", pixels("v0", 1, 0, slab=8), NOW) == [Send("v0", Release(8))]
+    assert ledger.pixels_in("v0", pixels("v0", 1, 0, slab=8), [], NOW) == [Send("v0", Release(8))]
     ledger.check()
 
 
@@ -222,7 +233,7 @@ def test_pixels_outlive_their_worker_until_the_last_lease_is_back() -> None:
     assert ledger.cache_bytes == 0
     assert ledger.pixels(2, 0)[0].slab == 128
     assert ledger.needs_segment_of("v0")
-    assert ledger.is_orphan("airside-t-v0")
+    assert ledger.is_taken("airside-t-v0")
     assert probes(ledger.join("v1", "airside-t-v1", ARENA_BYTES, NOW) + ledger.add(4, [known(1)], NOW))  # made anew
     assert ledger.end(1, NOW) == []
     assert ledger.end(2, NOW) == [SegmentUnused("airside-t-v0")]
@@ -305,6 +316,29 @@ def test_a_worker_that_hangs_on_a_cancelled_job_is_stuck_too() -> None:
     assert ledger.stuck(NOW + 22) == []
 
 
+@pytest.mark.parametrize("drains_first", [False, True])
+def test_a_draining_worker_that_hangs_on_a_cancelled_job_is_stuck_too(drains_first: bool) -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(1))
+    for act in (lambda: ledger.drain("v0"), lambda: ledger.end(1, NOW))[:: 1 if drains_first else -1]:
+        act()
+    assert ledger.stuck(NOW + 19) == []
+    assert ledger.stuck(NOW + 21) == ["v0"]
+    ledger.credit("v0", 1, NOW + 22)  # it did get on
+    assert ledger.stuck(NOW + 60) == []
+
+
+def test_a_draining_worker_that_only_waits_for_its_slabs_is_not_stuck() -> None:
+    ledger = ledger_with(("v0", 4))
+    add(ledger, 1, *files(1))
+    add(ledger, 2, *files(1))
+    ledger.drain("v0")
+    done(ledger, "v0", 1, 0, 1)
+    ledger.end(2, NOW)
+    ledger.credit("v0", 1, NOW)
+    assert ledger.stuck(NOW + 1000) == []
+
+
 def test_the_credit_of_a_cancelled_job_is_a_sign_of_progress() -> None:
     """Else a worker whose pictures are all given up on would count as stuck, and the last of them as the reason."""
     ledger = ledger_with(("v0", 4))
@@ -347,7 +381,7 @@ def test_a_request_whose_pictures_never_fit_together_fails() -> None:
     add(ledger, 1, *files(2))
     done(ledger, "v0", 1, 0, 1, num_bytes=600)
     (failed,) = of(VisionFailed, ledger.arena_full("v0", 600, NOW))
-    assert failed.seq_id == 1
+    assert (failed.seq_id, failed.cause) == (1, "arena_too_small")
     assert "take more than 1000 bytes (vision.arena)" in failed.detail
 
 
@@ -356,10 +390,14 @@ def test_requests_that_wait_for_one_another_s_room_do_not_wait_for_ever() -> Non
     add(ledger, 1, *files(2))
     add(ledger, 2, *files(2))
     done(ledger, "v0", 1, 0, 1, slab=0, num_bytes=400)
-    effects = ledger.pixels_in("v0", pixels("v0", 2, 0, slab=512, num_bytes=400), NOW)
+    effects = ledger.pixels_in("v0", pixels("v0", 2, 0, slab=512, num_bytes=400), [], NOW)
     assert of(PixelsReady, effects)
     assert of(VisionFailed, ledger.arena_full("v0", 400, NOW)) == [
-        VisionFailed(2, "image 1: the vision worker has no room for it: others wait for room as well (vision.arena)")
+        VisionFailed(
+            2,
+            "image 1: the vision worker has no room for it: others wait for room as well (vision.arena)",
+            "arena_full",
+        )
     ]
     assert ledger.arena_full("v0", 400, NOW) == []  # one is enough
     assert Send("v0", Release(512)) in ledger.end(2, NOW)

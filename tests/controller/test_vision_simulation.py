@@ -26,5 +26,17 @@ def test_the_worlds_have_in_them_what_they_are_to_show() -> None:
         world = World(seed)
         world.run()
         tally += world.tally
-    wanted = ("made", "cached", "refused", "kills", "stops", "stuck", "full", "damaged", "vision worker lost")
+    wanted = (
+        "made",
+        "cached",
+        "refused",
+        "kills",
+        "stops",
+        "stuck",
+        "full",
+        "damaged",
+        "vision worker lost",
+        "sent",
+        "launches lost",
+    )
     assert [what for what in wanted if not tally[what]] == [], tally

@@ -1,7 +1,8 @@
 """The vision ledger amid workers, an engine and requests that are simulated: seeded, in virtual time, without sockets.
 
-Workers die, stop, hang on a picture, are drained and replaced; messages come late, twice, or from somebody else. The
-world checks at every event what must always hold, and at its end that nothing is left over.
+Workers die, stop, hang on a picture, are drained and replaced; messages come late, twice, or from somebody else. Some
+share their memory with the ranks, the others send pixels. Launches of ranks are lost. The world checks at every event
+what must always hold, and at its end that nothing is left over.
 """
 
 from __future__ import annotations
@@ -10,78 +11,27 @@ import heapq
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 
 from airside.controller.vision.dispatch import VisionLimits
-from airside.controller.vision.effects import Effect, PixelsReady, SegmentUnused, Send, ShapeKnown, VisionFailed
+from airside.controller.vision.effects import (
+    Effect,
+    ParcelUnused,
+    PixelsReady,
+    SegmentUnused,
+    Send,
+    ShapeKnown,
+    VisionFailed,
+)
 from airside.controller.vision.ledger import ImageFile, VisionLedger
+from airside.controller.vision.parcels import Parcels
 from airside.proto import messages as msg
-from airside.vision_workers.slabs import Slabs
+from tests.controller.vision_fakes import ARENA_BYTES, FakeJob, FakeSequence, FakeWorker, Picture
 
-ARENA_BYTES = 64 * 64
 JOB_S, FETCH_S, SILENCE_S = 2.0, 1.0, 1.5
 SECONDS_PER_PIXEL = 1e-7
 LONGEST_S = 60.0
 """An image that has waited for longer, in a world that is calm again, has been forgotten."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A file. What it does to a worker depends on nothing else."""
-
-    number: int
-    pixels: int
-    slab_bytes: int
-    fate: str  # "fine", "damaged", "no_header", "kills", "kills_prober", "hangs"
-
-    @property
-    def data(self) -> bytes:
-        return b"picture %d" % self.number
-
-    @property
-    def hash(self) -> bytes:
-        return b"%016d" % self.number
-
-
-@dataclass
-class FakeJob:
-    key: tuple[int, int, int]
-    picture: Picture
-    done_at: float | None = None  # once it is worked on
-    is_wanted: bool = True
-
-
-@dataclass
-class FakeWorker:
-    """As the real one behaves, seen from the bus."""
-
-    name: str
-    slabs: Slabs = field(default_factory=lambda: Slabs(0, ARENA_BYTES))
-    jobs: deque[FakeJob] = field(default_factory=deque)
-    contents: dict[int, int] = field(default_factory=dict)  # by slab: whose pixels
-    probing: set[int] = field(default_factory=set)  # pictures it was ever asked about
-    is_dead: bool = False
-    is_stopped: bool = False  # lives on without a word
-    is_troubled: bool = False  # it was killed or stopped, and no picture is to blame
-    is_lost: bool = False  # the ledger was told
-    is_draining: bool = False
-    said: list[msg.Message] = field(default_factory=list)
-    next_arrival: float = 0.0  # messages keep their order
-    next_word: float = 0.0
-
-    @property
-    def segment(self) -> str:
-        return f"airside-t-{self.name}"
-
-
-@dataclass
-class FakeSequence:
-    pictures: list[Picture]
-    arrived: float
-    shaped: set[int] = field(default_factory=set)
-    ready: dict[int, tuple[str, int]] = field(default_factory=dict)  # image -> (segment, slab)
-    failed: str = ""
 
 
 class World:
@@ -104,6 +54,8 @@ class World:
         self.workers: dict[str, FakeWorker] = {}
         self.sequences: dict[int, FakeSequence] = {}
         self.steps: deque[set[tuple[str, int]]] = deque()  # in flight, and which slabs each reads
+        self.parcels = Parcels()
+        self.rank_memory: dict[tuple[str, int], bytes] = {}  # what the ranks of this launch were sent and keep
         self.ends: Counter[tuple[int, int]] = Counter()  # ready or failed, by image
         self.unlinked: set[str] = set()
         self.tally: Counter[str] = Counter()
@@ -118,6 +70,7 @@ class World:
             self.after(at * 0.1, self.start_worker)
         for what, every in ((self.request, 0.08), (self.step, 0.1), (self.trouble, 0.5), (self.watch, 0.1)):
             self.repeat(what, every)
+        self.repeat(self.lose_launch, 1.5)
         self.go(seconds)
         self.is_calm = True
         calm_at = self.now
@@ -164,7 +117,8 @@ class World:
         assert not any(left.values()), f"slabs that never came back: {left}"
         for worker in [worker for worker in self.workers.values() if not worker.is_lost]:
             self.lose(worker)
-        assert self.unlinked == {worker.segment for worker in self.workers.values()}
+        assert self.unlinked == {worker.segment for worker in self.workers.values() if worker.shares_memory}
+        assert not self.rank_memory, "the ranks keep what nobody needs"
 
     # --- requests and the engine ----------------------------------------------------------------------------------
 
@@ -215,11 +169,36 @@ class World:
                 owner = next(worker for worker in self.workers.values() if worker.segment == ref.segment)
                 assert owner.contents[ref.slab] == picture.number, "the pixels of another picture"
                 assert ref.segment not in self.unlinked
-        self.steps.append({place for seq_id in chosen for place in self.sequences[seq_id].ready.values()})
         self.ledger.begin_step(chosen)
+        self._send_pixels(chosen)
+        self.steps.append({place for seq_id in chosen for place in self.sequences[seq_id].ready.values()})
         for seq_id in chosen:
             if self.rng.random() < 0.4:
                 self.after(self.rng.uniform(0, 0.3), lambda seq_id=seq_id: self.end(seq_id))  # type: ignore[misc]
+
+    def _send_pixels(self, seq_ids: Sequence[int]) -> None:
+        """Before a plan; what it reads is then to be found in shared memory, or with the ranks."""
+        images = [(seq_id, index) for seq_id in seq_ids for index in range(len(self.sequences[seq_id].pictures))]
+        for slab in self.parcels.take_missing(self.ledger.slab_of(*image) for image in images):
+            assert slab.data is not None
+            assert (slab.ref.segment, slab.ref.slab) not in self.rank_memory, "sent twice"
+            self.rank_memory[slab.ref.segment, slab.ref.slab] = bytes(slab.data)
+            self.tally["sent"] += 1
+        for seq_id, index in images:
+            picture, place = self.sequences[seq_id].pictures[index], self.sequences[seq_id].ready[index]
+            owner = next(worker for worker in self.workers.values() if worker.segment == place[0])
+            expected = None if owner.shares_memory else picture.tensors
+            assert self.rank_memory.get(place) == expected, "the ranks have other pixels"
+
+    def lose_launch(self) -> None:
+        """The ranks are gone, with all that they had; others take their place."""
+        if self.is_calm:
+            return
+        self.tally["launches lost"] += 1
+        self.steps.clear()
+        self.parcels.clear()
+        self.rank_memory.clear()
+        self.perform(self.ledger.drop_steps())
 
     # --- what the ledger asks for ---------------------------------------------------------------------------------
 
@@ -239,6 +218,11 @@ class World:
                 case SegmentUnused():
                     assert effect.segment not in self.unlinked
                     self.unlinked.add(effect.segment)
+                case ParcelUnused():
+                    place = (effect.segment, effect.slab)
+                    assert not any(place in step for step in self.steps), f"{place} is dropped, and a step reads it"
+                    if self.parcels.forget(*place):
+                        del self.rank_memory[place]
 
     def _ready(self, ready: PixelsReady) -> None:
         seq = self.sequences[ready.seq_id]
@@ -290,9 +274,10 @@ class World:
     # --- workers --------------------------------------------------------------------------------------------------
 
     def start_worker(self) -> None:
-        worker = FakeWorker(f"v{next(self.numbers)}")
+        number = next(self.numbers)
+        worker = FakeWorker(f"v{number}", shares_memory=number % 2 == 0)
         self.workers[worker.name] = worker
-        self.perform(self.ledger.join(worker.name, worker.segment, ARENA_BYTES, self.now))
+        self.perform(self.ledger.join(worker.name, worker.segment, ARENA_BYTES, self.now, worker.shares_memory))
         self._say(worker, msg.Credit(4))
 
     def _say(self, worker: FakeWorker, message: msg.Message, *files: bytes) -> None:
@@ -315,16 +300,16 @@ class World:
     def _hear(self, worker: FakeWorker, message: msg.Message, files: Sequence[bytes]) -> None:
         if worker.is_lost:
             return
-        ledger, name = self.ledger, worker.name
+        ledger, name, frames = self.ledger, worker.name, [memoryview(file) for file in files]
         match message:
             case msg.Credit():
                 self.perform(ledger.credit(name, message.jobs, self.now))
             case msg.Fetched():
-                self.perform(ledger.fetched(name, message, [memoryview(file) for file in files], self.now))
+                self.perform(ledger.fetched(name, message, frames, self.now))
             case msg.Shape():
                 self.perform(ledger.shape(name, message, self.now))
             case msg.Pixels():
-                self.perform(ledger.pixels_in(name, message, self.now))
+                self.perform(ledger.pixels_in(name, message, frames, self.now))
             case msg.ImageFailed():
                 self.perform(ledger.image_failed(name, message, self.now))
             case msg.ArenaFull():
@@ -408,7 +393,8 @@ class World:
             slab = worker.slabs.allocate(picture.slab_bytes)
             worker.contents[slab] = picture.number
             ref = msg.PixelsRef(worker.segment, slab, picture.slab_bytes, [])
-            self._say(worker, msg.Pixels(*job.key, ref, 0.001, picture.pixels * SECONDS_PER_PIXEL))
+            pixels = msg.Pixels(*job.key, ref, 0.001, picture.pixels * SECONDS_PER_PIXEL)
+            self._say(worker, pixels, *([] if worker.shares_memory else [picture.tensors]))
         worker.jobs.popleft()
         self._say(worker, msg.Credit(1))
         self._work(worker)

@@ -158,6 +158,25 @@ def test_each_final_status_can_be_reached() -> None:
     assert counted == {**dict.fromkeys(reasons.values(), 1), "structured_output_failed": 0}
 
 
+def test_a_finish_says_what_the_sequence_was_at() -> None:
+    driver = Driver(max_num_batched_tokens=4, max_num_seqs=3)
+    picture = {"image_positions": [4], "image_hashes": [b"a" * 16]}
+    driver.add(1, 1, max_tokens=9)
+    driver.add(2, [20, 21, 22, 23, IMAGE], **picture)
+    driver.engine.set_shape(2, 0, i32([IMAGE]))
+    assert driver.add(3, 40) is None
+    driver.add(4, 8)
+    for _ in range(4):
+        driver.step()
+    for seq_id in (1, 2, 3, 4):
+        driver.engine.abort(seq_id, "deadline")
+    driver.add(5, [IMAGE], image_positions=[0])
+    driver.engine.abort(5, "deadline")
+    driver.drain()
+    stages = {seq_id: finish.stage for seq_id, finish in driver.ends.items()}
+    assert stages == {1: "decode", 2: "images", 3: "prefill", 4: "queue", 5: "images"}
+
+
 def test_times_of_a_finish() -> None:
     driver = Driver(max_num_batched_tokens=4)
     driver.now = 10.0

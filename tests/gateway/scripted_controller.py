@@ -129,5 +129,7 @@ def prompt_batch(seq_id: int, records: bytes) -> OutputBatch:
 
 
 def finish(seq_id: int, reason: str = "stop", detail: str = "") -> FinishedRow:
-    """An end with recognizable numbers."""
-    return FinishedRow(seq_id, reason, detail, 11, 7, 3, 1, 0.25, 0.5, 0.75, 5, 9, 4, 0.125, 0.375, 0.625)
+    """An end with recognizable numbers. `reason`: the cause may follow, after a slash."""
+    reason, _, cause = reason.partition("/")
+    times = (0.125, 0.375, 0.625)
+    return FinishedRow(seq_id, reason, detail, 11, 7, 3, 1, 0.25, 0.5, 0.75, 5, 9, 4, *times, "decode", cause)

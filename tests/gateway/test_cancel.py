@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +11,14 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from airside.controller.gateway import inference
 from airside.controller.gateway.streams import TOKENS_MAX
+from airside.controller.gateway.text_model import TextModel
 from airside.proto.messages import AbortSequence, AddRequest
 from tests.gateway.client import Client, events_and_failure, failure
 from tests.gateway.conftest import RunningGateway
 from tests.gateway.scripted_controller import ScriptedController, batch, finish
+from tests.real_processes import wait_until
 
 
 def test_a_cancelled_call_aborts(client: Client, controller: ScriptedController) -> None:
@@ -51,6 +56,40 @@ def test_a_deadline_is_passed_on_and_aborts(client: Client, controller: Scripted
     abort = controller.expect(AbortSequence)
     assert (abort.seq_id, abort.cause) == (request.seq_id, "deadline")
     assert failure(call).code == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_deadline_is_counted_when_the_controller_says_what_the_sequence_was_at(
+    client: Client, controller: ScriptedController, gateway: RunningGateway
+) -> None:
+    """By then gRPC has ended the call, and nobody reads that end."""
+    call = client.generate(prompt="a", timeout=1, n=2)
+    seq_ids = [controller.accept().seq_id for _ in range(2)]
+    assert failure(call).code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert {controller.expect(AbortSequence).cause for _ in seq_ids} == {"deadline"}
+    ends = [dataclasses.replace(finish(seq_id, "abort", "deadline"), stage="queue") for seq_id in seq_ids]
+    cancelled = finish(12345, "abort", "the client cancelled or is gone")
+    controller.send(batch(finished=[*ends, cancelled]))
+    wait_until(lambda: expired(gateway, "queue") == 2, 20, "the ends")
+    assert sum(expired(gateway, stage) for stage in ("check", "images", "prefill", "decode")) == 0
+
+
+def test_a_deadline_that_passes_during_the_checks_is_counted(
+    client: Client, controller: ScriptedController, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(inference, "_THREAD_CHARS", 0)
+    monkeypatch.setattr(TextModel, "encode", lambda *_, **__: over.wait(20))
+    try:
+        assert failure(client.generate(prompt="a", timeout=1)).code == grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_until(lambda: expired(gateway, "check") == 1, 20, "the count")
+    finally:
+        over.set()
+    assert controller.poll(AddRequest, timeout_ms=50) is None
+
+
+def expired(gateway: RunningGateway, stage: str) -> float:
+    registry = gateway.gateway._metrics.registry
+    return registry.get_sample_value("airside_deadline_expired_total", {"stage": stage}) or 0.0
 
 
 def test_a_stream_that_ended_is_not_aborted(client: Client, controller: ScriptedController) -> None:

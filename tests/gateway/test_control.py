@@ -40,6 +40,22 @@ def test_server_info(client: Client, controller: ScriptedController) -> None:
     assert info.gauges.prefix_cache_hits == 2**40 + 1
 
 
+def test_load(client: Client, controller: ScriptedController) -> None:
+    call = client.start("Control", "GetLoad")
+    gauges = {"num_requests_running": 4, "num_requests_waiting": 9, "kv_blocks_live": 2, "kv_blocks_total": 8}
+    gauges |= {"vision_queue_depth": 3, "vision_wait_s": 0.5}
+    controller.send(msg.Gauges(controller.expect(msg.GaugesQuery).query_id, gauges, {}, {}))
+    load = call.result(20)
+    assert (load.state, load.num_requests_running, load.num_requests_waiting) == ("ready", 4, 9)
+    assert (load.kv_cache_usage_ratio, load.vision_queue_depth, load.vision_wait_s) == (0.25, 3, 0.5)
+
+
+def test_the_load_of_a_controller_without_an_engine(client: Client, controller: ScriptedController) -> None:
+    call = client.start("Control", "GetLoad")
+    controller.send(msg.Gauges(controller.expect(msg.GaugesQuery).query_id, {}, {}, {}))
+    assert call.result(20).kv_cache_usage_ratio == 0
+
+
 def test_workers(client: Client, controller: ScriptedController) -> None:
     call = client.start("Control", "ListWorkers")
     query = controller.expect(msg.PeersQuery)

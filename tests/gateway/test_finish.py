@@ -1,4 +1,4 @@
-"""Statuses come from what others say of an end: the words that they use are those that are looked for."""
+"""Statuses come from what others say of an end: its reason, and the cause behind that."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import dataclasses
 import grpc
 import pytest
 
+from airside.controller.gateway.errors import RequestError
 from airside.controller.gateway.finish import finish_error, finished_event, lost_row
 from airside.proto.abort_cause import AbortCause
-from airside.vision_workers.image_error import Cause
+from airside.proto.image_cause import ImageCause
 from airside.workers.grammar import CANNOT_GO_ON
 
 _CODES = {
@@ -19,12 +20,16 @@ _CODES = {
 }
 
 
-def code(reason: str, detail: str) -> grpc.StatusCode:
+def error_of(reason: str, detail: str, image_cause: str = "") -> RequestError:
     row = lost_row(detail, prompt_tokens=1, completion_tokens=0)
-    error = finish_error(dataclasses.replace(row, reason=reason))
+    error = finish_error(dataclasses.replace(row, reason=reason, image_cause=image_cause))
     assert error is not None
     assert error.message.startswith(detail or reason)
-    return error.code
+    return error
+
+
+def code(reason: str, detail: str) -> grpc.StatusCode:
+    return error_of(reason, detail).code
 
 
 @pytest.mark.parametrize("cause", AbortCause)
@@ -33,19 +38,19 @@ def test_an_abort_has_the_status_of_its_cause(cause: AbortCause, more: str) -> N
     assert code("abort", f"{cause}{more}") == _CODES.get(cause, grpc.StatusCode.CANCELLED)
 
 
-@pytest.mark.parametrize("cause", Cause)
-def test_a_picture_is_at_fault_unless_the_cause_lies_with_the_server(cause: Cause) -> None:
-    others = {
-        Cause.INTERNAL: grpc.StatusCode.INTERNAL,
-        Cause.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
-        Cause.MEMORY_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+@pytest.mark.parametrize("cause", ["one of a newer worker", *ImageCause])
+def test_a_picture_is_at_fault_unless_the_cause_lies_with_the_server(cause: str) -> None:
+    codes = {
+        ImageCause.INTERNAL: grpc.StatusCode.INTERNAL,
+        ImageCause.WORKER_LOST: grpc.StatusCode.INTERNAL,
+        ImageCause.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+        ImageCause.ARENA_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ImageCause.MEMORY_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
-    expected = others.get(cause, grpc.StatusCode.INVALID_ARGUMENT)
-    assert code("vision_failed", f"image 3: {cause}: : internal: the vision worker") == expected
-
-
-def test_a_picture_that_workers_were_lost_to_is_not_the_clients_fault() -> None:
-    assert code("vision_failed", "image 3: vision worker lost: two died on it") is grpc.StatusCode.INTERNAL
+    error = error_of("vision_failed", "image 3: truncated: internal: the vision worker died on it", cause)
+    assert error.code == codes.get(cause, grpc.StatusCode.INVALID_ARGUMENT), "details are for people"  # type: ignore[call-overload]
+    assert (error.field == "images") == (cause not in codes or cause == ImageCause.NOT_ALLOWED)
+    assert (error.retry_after_s is not None) == (error.code is grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_a_picture_that_workers_were_lost_to_is_not_the_clients_fault() -> None:
     ],
 )
 def test_event_and_status_tell_the_same_remedy(reason: str, detail: str, remedy: str) -> None:
-    row = dataclasses.replace(lost_row(detail, 9, 0), reason=reason, image_tokens=7)
+    row = dataclasses.replace(lost_row(detail, 9, 0), reason=reason, image_tokens=7, image_cause="worker_lost")
     error = finish_error(row)
     assert error is not None
     assert error.message == finished_event(row, 0).finished.detail == f"{detail}; {remedy}"

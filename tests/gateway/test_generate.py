@@ -162,12 +162,20 @@ def test_an_unfinished_character_is_flushed_before_the_end(client: Client, contr
         ("prompt_length_exceeded", "200 > 100", grpc.StatusCode.INVALID_ARGUMENT, ["prompt"], False),
         ("insufficient_system_resource", "no block", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
         ("abort", "the client stopped reading: its deadline was far", grpc.StatusCode.CANCELLED, [], False),
-        ("vision_failed", "image 0: it is cut off", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
-        ("vision_failed", "image 0: damaged: internal: no", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
-        ("vision_failed", "image 0: internal: the vision worker failed on it", grpc.StatusCode.INTERNAL, [], False),
-        ("vision_failed", "image 2: memory_full: no", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
-        ("vision_failed", "image 2: not_allowed: no", grpc.StatusCode.PERMISSION_DENIED, ["images"], False),
-        ("vision_failed", "image 2: fetch_timeout: no", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
+        ("vision_failed/truncated", "image 0: it is cut off", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
+        (
+            "vision_failed/damaged",
+            "image 0: damaged: internal: no",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ["images"],
+            False,
+        ),
+        ("vision_failed/internal", "image 0: internal: it failed on it", grpc.StatusCode.INTERNAL, [], False),
+        ("vision_failed/worker_lost", "image 0: three died on it", grpc.StatusCode.INTERNAL, [], False),
+        ("vision_failed/arena_full", "image 0: there is no room", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
+        ("vision_failed/memory_full", "image 2: no", grpc.StatusCode.RESOURCE_EXHAUSTED, [], True),
+        ("vision_failed/not_allowed", "image 2: no", grpc.StatusCode.PERMISSION_DENIED, ["images"], False),
+        ("vision_failed/fetch_timeout", "image 2: no", grpc.StatusCode.INVALID_ARGUMENT, ["images"], False),
         ("structured_output_failed", "no token continues the grammar", _PRECONDITION, ["structure"], False),
         (
             "structured_output_failed",
@@ -194,7 +202,7 @@ def test_ends_have_a_finished_event_and_then_a_status(
     controller.send(batch((request.seq_id, [40]), finished=[finish(request.seq_id, reason, detail)]))
     events, failed = events_and_failure(call)
     assert [event.WhichOneof("event") for event in events] == ["accepted", "delta", "finished"]
-    assert events[-1].finished.reason == reason
+    assert events[-1].finished.reason == reason.partition("/")[0]
     assert events[-1].finished.detail.startswith(detail)  # a remedy may follow
     assert failed.code == code
     assert detail in failed.message

@@ -53,7 +53,7 @@ def test_a_scrape_has_what_the_gateway_counted_and_what_the_controller_says(
     call = Client(pool, gateway.channel).generate(prompt="a<image>", images=[image(b"file")])
     request = controller.accept()
     stages = ImageStages(0.0, 0.5, 0.25, 0.125, 0.0625)
-    controller.send(msg.ImageReady(request.seq_id, 0, 4, 0.375, cached=False, stages=stages))
+    controller.send(msg.ImageReady(request.seq_id, 0, 4, 0.375, cached=False, stages=stages, pixels=600))
     controller.send(msg.ImageEncoded(request.seq_id, 0, 2.0))
     controller.send(batch((request.seq_id, [TOKEN])))
     controller.send(batch((request.seq_id, [TOKEN] * 2), finished=[finish(request.seq_id, "length")]))
@@ -74,7 +74,9 @@ def test_a_scrape_has_what_the_gateway_counted_and_what_the_controller_says(
         "airside_image_transport_seconds_count": 1,
         "airside_image_encode_seconds_count": 1,
         "airside_image_bytes_count": 1,
+        "airside_image_pixels_count": 1,
     }
+    assert changed["airside_image_pixels_sum"] == 600
     assert changed["airside_image_bytes_sum"] == 4
     assert changed["airside_image_encode_seconds_sum"] == 2.0
 

@@ -76,6 +76,16 @@ def test_embeddings_that_were_found_took_no_time() -> None:
     assert seconds(metrics, "image_encode") == (1, 0.5)
 
 
+def test_the_size_of_an_image_is_counted_where_it_is_known() -> None:
+    metrics = RequestMetrics()
+    metrics.image_sized(640 * 480)
+    metrics.image_sized(0)
+    found = samples(metrics)
+    assert (found["airside_image_pixels_count"], found["airside_image_pixels_sum"]) == (1, 640 * 480)
+    assert found['airside_image_pixels_bucket{le="1.048576e+06"}'] == 1
+    assert found['airside_image_pixels_bucket{le="262144.0"}'] == 0
+
+
 def test_files_are_counted_and_those_to_be_fetched_are_not() -> None:
     metrics = RequestMetrics()
     metrics.images_came([b"x" * 3000, b"", b"y" * 1000])
@@ -93,7 +103,7 @@ class _Fixed(Collector):
 
 def engine_samples(gauges: Gauges, rows: list[PeerRow]) -> Samples:
     registry = CollectorRegistry()
-    registry.register(_Fixed(gauges, Peers(1, rows, 0, "", {"up_load": 4})))
+    registry.register(_Fixed(gauges, Peers(1, rows, 0, "", {"up_load": 4}, {"hung": 3})))
     return samples_of(generate_latest(registry).decode())
 
 
@@ -103,8 +113,9 @@ def peer(role: str, state: str) -> PeerRow:
 
 def test_the_controllers_numbers_have_the_names_that_people_know() -> None:
     gauges = {"num_requests_running": 3, "prompt_tokens": 2**40 + 1, "image_cache_hits": 7, "vision_wait_s": 0.5}
+    gauges |= {"embedding_cache_misses": 4, "embedding_cache_bytes": 512, "vision_worker_busy_ratio": 0.75}
     gauges |= {"kv_blocks_total": 8, "kv_blocks_live": 2, "kv_blocks_cached": 5, "kv_blocks_free": 1}
-    answer = Gauges(1, gauges, {"stop": 5}, {"malformed": 6}, {"schedule": 0.25})
+    answer = Gauges(1, gauges, {"stop": 5}, {"malformed": 6}, {"schedule": 0.25}, {"StepResult": 2**33})
     states = ["ready", "busy", "busy", "lost"]
     found = engine_samples(answer, [peer("worker", "busy"), *(peer("vision_worker", state) for state in states)])
     expected = {
@@ -112,7 +123,14 @@ def test_the_controllers_numbers_have_the_names_that_people_know() -> None:
         "airside_num_requests_waiting": 0,
         "airside_prompt_tokens_total": 2**40 + 1,
         "airside_generation_tokens_total": 0,
-        "airside_image_cache_hits_total": 7,
+        'airside_image_cache_hits_total{level="pixels"}': 7,
+        'airside_image_cache_hits_total{level="embeddings"}': 0,
+        'airside_image_cache_misses_total{level="embeddings"}': 4,
+        'airside_image_cache_bytes{level="embeddings"}': 512,
+        "airside_vision_worker_busy_ratio": 0.75,
+        'airside_vision_restarts_total{reason="hung"}': 3,
+        'airside_vision_restarts_total{reason="died"}': 0,
+        'airside_bus_messages_total{kind="StepResult"}': 2**33,
         "airside_vision_predicted_wait_seconds": 0.5,
         "airside_kv_cache_usage_ratio": 0.25,
         'airside_kv_blocks{state="live"}': 2,
@@ -143,4 +161,8 @@ def test_no_number_of_the_controller_is_misspelt(stopped: str) -> None:
     from airside.proto import airside_pb2 as pb
 
     read = engine_metrics._GAUGES if stopped == "gauge" else engine_metrics._COUNTERS
-    assert {key for key, _ in read.values()} <= {field.name for field in pb.Gauges.DESCRIPTOR.fields}
+    keys = {key for key, _ in read.values()}
+    keys |= {
+        f"{begin}_{what}" for begin in engine_metrics._IMAGE_LEVELS.values() for what in ("hits", "misses", "bytes")
+    }
+    assert keys <= {field.name for field in pb.Gauges.DESCRIPTOR.fields}

@@ -33,6 +33,9 @@ EXAMPLES = [
     messages.Gauges(1, {"steps": 2.0}, {"stop": 1}, {}, {"apply": 0.5}),
     messages.Pixels(1, 0, 1, PIXELS, 0.5),
     messages.Drain(),
+    messages.VisionHello("there", 7, "airside-run-v1", 4096, shares_memory=False),
+    messages.PixelsParcel("airside-run-v1", 0, 4096),
+    messages.DropPixels("airside-run-v1", 0),
 ]
 
 

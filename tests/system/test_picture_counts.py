@@ -105,6 +105,19 @@ def test_as_many_as_the_limit_are_taken_and_one_more_is_not(server: LocalServer)
     assert work_done(server) == before
 
 
+def test_tokens_are_counted_as_they_are_taken_and_no_picture_is_made(server: LocalServer) -> None:
+    asked = request("<image> and <image>?", picture(64, 64, 1), picture(200, 40, 2))
+    before = work_done(server)
+    counted = server.inference.CountTokens(pb.CountTokensRequest(prompt=asked.prompt, images=asked.images))
+    assert work_done(server) == before
+    events = list(server.inference.Generate(asked, timeout=PATIENCE_S))
+    usage = events[-1].finished.usage
+    assert (counted.prompt_tokens, counted.image_tokens) == (usage.prompt_tokens, usage.image_tokens)
+    ready = {event.image_ready.index: event.image_ready.tokens for event in events if event.HasField("image_ready")}
+    assert list(counted.tokens_of_images) == [ready[0], ready[1]]
+    assert ready[0] != ready[1]
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 def test_the_context_counts_every_token_of_a_picture(server: LocalServer, extra: int) -> None:
     """Up to the last place, which is left for a new token."""

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import Idefics3Processor, PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from airside.proto.channel import Hub
+from airside.proto.channel import Envelope, Hub
 from airside.proto.messages import Credit, Heartbeat, Message, VisionHello
 from airside.vision_workers.fetch.download import FetchRules
 from airside.vision_workers.fetch.fetcher import Fetcher
@@ -89,7 +89,7 @@ class Script:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self._inbox: deque[Message] = deque()
+        self._inbox: deque[Envelope] = deque()
         self._peer = ""
 
     def expect(self, kind: type[M]) -> M:
@@ -100,31 +100,29 @@ class Script:
 
     def next(self, *, heartbeats: bool = False) -> Message:
         """The next message of the worker; heartbeats are passed over unless asked for."""
+        return self._next(heartbeats).message
+
+    def next_with_files(self) -> tuple[Message, list[bytes]]:
+        """The next message of the worker but heartbeats, and the files that it brings."""
+        envelope = self._next(heartbeats=False)
+        return envelope.message, [bytes(file) for file in envelope.attachments]
+
+    def _next(self, heartbeats: bool) -> Envelope:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             while self._inbox:
-                message = self._inbox.popleft()
-                if heartbeats or not isinstance(message, Heartbeat):
-                    return message
+                envelope = self._inbox.popleft()
+                if heartbeats or not isinstance(envelope.message, Heartbeat):
+                    return envelope
             for envelope in self.hub.receive(200):
                 self._peer = envelope.peer
-                self._inbox.append(envelope.message)
-        raise AssertionError("the worker says nothing")
-
-    def next_with_files(self) -> tuple[Message, list[bytes]]:
-        """The next message of the worker but heartbeats, which must not have come yet, and the files that it brings."""
-        assert not self._inbox
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for envelope in self.hub.receive(200):
-                if not isinstance(envelope.message, Heartbeat):
-                    return envelope.message, [bytes(file) for file in envelope.attachments]
+                self._inbox.append(envelope)
         raise AssertionError("the worker says nothing")
 
     def says_no_more(self) -> bool:
         """Whether no message but heartbeats came before this call."""
-        self._inbox.extend(envelope.message for envelope in self.hub.receive(0))
-        return all(isinstance(message, Heartbeat) for message in self._inbox)
+        self._inbox.extend(self.hub.receive(0))
+        return all(isinstance(envelope.message, Heartbeat) for envelope in self._inbox)
 
     def greet(self) -> VisionHello:
         """Takes the worker's hello and its first credits."""

@@ -31,7 +31,7 @@ def test_a_reader_finds_every_tensor(name: str) -> None:
         "pixel_values": np.random.default_rng(0).standard_normal((2, 3, 5, 5)).astype(np.float32)[:, ::-1],
     }
     with Arena(name, MIB) as arena:
-        ref = arena.write_tensors(tensors)
+        ref = arena.write_tensors(tensors).ref
         assert ref.segment == name
         assert ref.num_bytes == slab_bytes(tensors)
         segment = np.memmap(SHM / name, mode="r")
@@ -56,7 +56,7 @@ def test_the_segment_is_private_exclusive_and_sparse(name: str) -> None:
 
 def test_memory_goes_back_with_the_last_slab(name: str) -> None:
     with Arena(name, 16 * MIB) as arena:
-        refs = [arena.write_tensors({"x": np.ones(MIB, np.uint8)}) for _ in range(3)]
+        refs = [arena.write_tensors({"x": np.ones(MIB, np.uint8)}).ref for _ in range(3)]
         assert (SHM / name).stat().st_blocks * 512 >= 3 * MIB
         for ref in refs:
             assert arena.holds(ref.slab)
@@ -68,7 +68,7 @@ def test_memory_goes_back_with_the_last_slab(name: str) -> None:
 def test_the_memory_of_each_slab_goes_back_while_others_stay(name: str) -> None:
     """Those beside it share pages with it, and keep what they have."""
     with Arena(name, 16 * MIB) as arena:
-        refs = [arena.write_tensors({"x": np.full(MIB + 64 * odd, odd, np.uint8)}) for odd in range(1, 10)]
+        refs = [arena.write_tensors({"x": np.full(MIB + 64 * odd, odd, np.uint8)}).ref for odd in range(1, 10)]
         segment = np.memmap(SHM / name, mode="r")
         for number, ref in enumerate(refs[1:8:2], 1):
             arena.release(ref.slab)

@@ -32,7 +32,7 @@ SEGMENT = f"airside-vtest-{os.getpid()}-process"
 LIMITS = ImageLimits(max_bytes=1 << 20, max_pixels=1_000_000, max_aspect=200.0)
 
 
-def command(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20) -> list[str]:
+def command(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20, **changes: bool) -> list[str]:
     settings = VisionWorkerSettings(
         endpoint=endpoint,
         name="vision-0",
@@ -42,13 +42,16 @@ def command(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20) -> l
         max_bytes=LIMITS.max_bytes,
         max_pixels=LIMITS.max_pixels,
         max_aspect=LIMITS.max_aspect,
+        **changes,
     )
     return [sys.executable, "-m", "airside.vision_workers", "--settings", settings.to_json()]
 
 
 @contextlib.contextmanager
-def started(endpoint: str, model_path: Path, segment_bytes: int = 64 << 20) -> Iterator[subprocess.Popen[str]]:
-    words = command(endpoint, model_path, segment_bytes)
+def started(
+    endpoint: str, model_path: Path, segment_bytes: int = 64 << 20, **changes: bool
+) -> Iterator[subprocess.Popen[str]]:
+    words = command(endpoint, model_path, segment_bytes, **changes)
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -97,6 +100,27 @@ def test_an_arena_is_no_larger_than_the_machines_shared_memory(
         process.terminate()
         _, said = process.communicate(timeout=60)
     assert f"vision.arena has {2 * num_bytes} bytes, /dev/shm only {num_bytes}" in said
+
+
+def test_without_shared_memory_it_sends_its_pixels_and_leaves_nothing(
+    endpoint: str, script: Any, single_tile_checkpoint: Path
+) -> None:
+    """Also when it is killed. Neither is it bound by the size of /dev/shm."""
+    data, num_bytes = PICTURE.read_bytes(), 1 << 50
+    with started(endpoint, single_tile_checkpoint, num_bytes, shares_memory=False) as process:
+        hello = script.greet()
+        assert (hello.segment, hello.segment_bytes, hello.shares_memory) == (SEGMENT, num_bytes, False)
+        script.send(Job(seq_id=1, image_index=0, epoch=1), data)
+        pixels, (frame,) = script.next_with_files()
+        assert not (SHM / SEGMENT).exists()
+        process.kill()
+        process.wait(60)
+        assert not (SHM / SEGMENT).exists()
+    expected = load_family(str(single_tile_checkpoint)).process(decode(data, LIMITS, "#ffffff"))
+    assert {tensor.name for tensor in pixels.pixels.tensors} == expected.keys()
+    for tensor in pixels.pixels.tensors:
+        raw = frame[tensor.offset : tensor.offset + expected[tensor.name].nbytes]
+        assert np.array_equal(np.frombuffer(raw, tensor.dtype).reshape(tensor.shape), expected[tensor.name])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from airside.vision_workers.families.family import Family, UnsupportedModel
+from airside.proto.image_content import PixelRange
+from airside.vision_workers.families.family import Family, ScalingFamily, UnsupportedModel
 from airside.vision_workers.families.registry import load_family
 from airside.vision_workers.image_error import Cause, ImageError
 from tests.checkpoints import QWEN_MARK, make_qwen2_5_vl
@@ -94,6 +96,52 @@ def test_grids_of_any_size_are_those_of_the_reference(
         rows, columns = (side // 8 for side in smart_resize(height, width, 8, *limits))
         shape = family.shape(width, height)
         assert (len(shape.expansion), shape.rope_advance) == (rows * columns, max(rows, columns)), (width, height)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits"),
+    [
+        (PixelRange(max_pixels=20 * 64), (2 * 64, 20 * 64)),
+        (PixelRange(min_pixels=9 * 64), (9 * 64, 30 * 64)),
+        (PixelRange(10 * 64, 12 * 64), (10 * 64, 12 * 64)),
+        (PixelRange(max_pixels=64), (64, 64)),  # less than the checkpoint's own min_pixels
+    ],
+)
+def test_a_picture_within_pixels_of_its_own_is_that_of_a_checkpoint_with_these(
+    checkpoint: Path, tmp_path: Path, asked: PixelRange, limits: tuple[int, int]
+) -> None:
+    def with_limits(least: int, most: int) -> Family:
+        size = {"shortest_edge": least, "longest_edge": most}
+        return load_family(str(with_processor(checkpoint, tmp_path / f"{least}-{most}", {"size": size})))
+
+    usual, expected = with_limits(2 * 64, 30 * 64), with_limits(*limits)
+    assert isinstance(usual, ScalingFamily)
+    scaled = usual.within(asked)
+    for width, height in ((640, 480), (5, 9), (20, 90), (40, 40)):
+        image = picture("photo", width, height)
+        assert scaled.shape(width, height).expansion.tolist() == expected.shape(width, height).expansion.tolist()
+        for name, tensor in expected.process(image).items():
+            assert np.array_equal(scaled.process(image)[name], tensor), (name, width, height)
+    assert len(usual.shape(640, 480).expansion) == 24, "the family itself is as it was"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (PixelRange(max_pixels=1921), "max_pixels is 1921"),
+        (PixelRange(min_pixels=1921), "min_pixels is 1921"),
+        (PixelRange(9, 1921), "min_pixels is 9 and max_pixels is 1921"),
+    ],
+)
+def test_more_pixels_than_the_checkpoint_has_are_refused(
+    checkpoint: Path, tmp_path: Path, asked: PixelRange, said: str
+) -> None:
+    size = {"shortest_edge": 128, "longest_edge": 1920}
+    family = load_family(str(with_processor(checkpoint, tmp_path, {"size": size})))
+    assert isinstance(family, ScalingFamily)
+    with pytest.raises(ImageError, match=f": {said}; the checkpoint allows up to 1920$") as raised:
+        family.within(asked)
+    assert raised.value.cause is Cause.BAD_PIXEL_RANGE
 
 
 def test_a_picture_too_long_is_its_own_failure(family: Family) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import io
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from airside.proto.channel import Link
+from airside.proto.image_content import PixelRange
 from airside.proto.messages import (
     ArenaFull,
     Cancel,
@@ -375,11 +377,38 @@ def test_drain_waits_for_the_slabs(script: Any, running: Future[None], family: G
     script.send(Drain())
     script.send(Release(slab=first.pixels.slab))
     family.gate.set()
-    second = script.expect(Pixels)  # the job in hand is finished, and no credit follows
+    second = script.expect(Pixels)  # the job in hand is finished
+    script.expect(Credit)  # so the controller knows that nothing is in hand, though it is to give nothing more
     assert not running.done()
     script.send(Release(slab=second.pixels.slab))
     script.expect(Goodbye)
     running.result(60)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_range_of_pixels_is_refused_by_a_family_that_has_one_way(script: Any) -> None:
+    for message in (dataclasses.replace(probe(1), max_pixels=9), dataclasses.replace(job(2), min_pixels=9)):
+        script.send(message, png())
+        assert script.expect(ImageFailed).cause == "bad_pixel_range"
+    script.expect(Credit)
+    deliver(script, 3)
+
+
+@pytest.mark.usefixtures("running")
+def test_each_picture_is_scaled_to_its_own_range(script: Any, family: GatedFamily) -> None:
+    def within(pixels: PixelRange) -> GatedFamily:
+        scaled = GatedFamily()
+        scaled.shape = lambda *_: ImageShape(np.array(pixels, np.int32))  # type: ignore[method-assign]
+        scaled.process = lambda _: {"pixels": np.full(5, pixels.max_pixels)}  # type: ignore[method-assign]
+        return scaled
+
+    family.within = within  # type: ignore[attr-defined]
+    script.send(dataclasses.replace(probe(1), min_pixels=3, max_pixels=9), png())
+    assert script.expect(Shape).expansion == np.array([3, 9], np.int32).tobytes()
+    script.send(dataclasses.replace(job(1), min_pixels=3, max_pixels=9), png())
+    assert script.expect(Pixels).pixels.tensors[0].shape == [5]
+    script.expect(Credit)
+    assert deliver(script, 2).pixels.tensors[0].shape == [64, 64, 3]
 
 
 @pytest.mark.usefixtures("running")

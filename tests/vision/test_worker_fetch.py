@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import time
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from airside.proto.channel import Envelope, Link
+from airside.proto.image_content import PixelRange, content_hash
 from airside.proto.messages import (
     Cancel,
     Credit,
@@ -114,6 +116,14 @@ def test_a_fetched_file_is_attached(script: Any, host: PictureHost) -> None:
     assert fetched.content_hash == hashlib.blake2b(PICTURE, digest_size=16).digest()
     assert fetched.fetch_s > 0
     assert [bytes(part) for part in envelope.attachments] == [PICTURE]
+
+
+@pytest.mark.usefixtures("running")
+def test_a_fetched_file_within_pixels_of_its_own_is_equal_to_such_alone(script: Any, host: PictureHost) -> None:
+    script.send(dataclasses.replace(asked(host, "/ok", 7, epoch=1), max_pixels=9))
+    fetched = next_envelope(script).message
+    assert isinstance(fetched, Fetched)
+    assert fetched.content_hash == content_hash(PICTURE, PixelRange(max_pixels=9)) != content_hash(PICTURE)
 
 
 @pytest.mark.usefixtures("running")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,9 +35,9 @@ class Ranks:
                 assert isinstance(envelope.message, Heartbeat), envelope.message
         raise AssertionError(f"none of {[kind.__name__ for kind in kinds]} came")
 
-    def send_all(self, message: Message) -> None:
+    def send_all(self, message: Message, attachments: Sequence[memoryview] = ()) -> None:
         for name in self.names:
-            assert self.hub.send(name, message)
+            assert self.hub.send(name, message, attachments)
 
     def set_up(self, num_blocks: int) -> list[WorkerHello]:
         hellos = []

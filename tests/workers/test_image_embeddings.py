@@ -52,6 +52,12 @@ def test_equal_pictures_of_one_step_are_encoded_once_whatever_may_be_kept(encode
     assert encoder.encoded == [5, 7, 5], "nothing may be kept between steps"
 
 
+def test_what_is_kept_after_the_step_is_told_with_each(encoder: Encoder) -> None:
+    embeddings = ImageEmbeddings(encoder, bytes_max=2 * PICTURE_BYTES)
+    embeddings.rows([row(1, slab=slab, content=b"%d" % slab, index=slab) for slab in range(3)])
+    assert [news.kept_bytes for news in embeddings.take_news()] == [2 * PICTURE_BYTES] * 3
+
+
 def test_pictures_without_a_hash_are_like_no_others(encoder: Encoder) -> None:
     embeddings = ImageEmbeddings(encoder, bytes_max=10 * PICTURE_BYTES)
     embeddings.rows([row(1, slab=5), row(1, slab=6, index=1), row(2, slab=7)])

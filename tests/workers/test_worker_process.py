@@ -22,10 +22,12 @@ from airside.proto.channel import Hub
 from airside.proto.logprob_record import read_records
 from airside.proto.messages import (
     CloseGrammar,
+    DropPixels,
     GrammarFailed,
     GrammarReady,
     Heartbeat,
     OpenGrammar,
+    PixelsParcel,
     StepResult,
     WorkerFailed,
 )
@@ -178,6 +180,35 @@ def test_two_ranks_see_the_same_pictures(idefics3_path: Path, run_folder: Path) 
     finally:
         for segment in arena.glob(f"{name}-*"):
             segment.unlink()
+
+
+def test_two_ranks_see_pictures_that_were_sent(idefics3_path: Path, run_folder: Path, tmp_path: Path) -> None:
+    pictures = [picture(60, 20, 1), picture(40, 90, 2)]
+    prompt = make_prompt(idefics3_path, tmp_path, "<image>What is it?<image>", pictures, "nowhere")
+
+    def tracks() -> list[Track]:
+        return [Track(1, list(prompt.tokens), scattered_blocks(1, 64)[0], prompt.pixels, prompt.image_places)]
+
+    with start_ranks(idefics3_path, run_folder, 2) as ranks:
+        ranks.set_up(num_blocks=64)
+        for ref in prompt.pixels:
+            slab = memoryview((tmp_path / ref.segment).read_bytes())[ref.slab :]
+            ranks.send_all(PixelsParcel(ref.segment, ref.slab, ref.num_bytes), [slab])
+        made = ranks.generate(tracks(), chunk=16, num_tokens=NUM_TOKENS)
+        for ref in prompt.pixels:
+            ranks.send_all(DropPixels(ref.segment, ref.slab))
+        assert ranks.shut_down() == [0, 0]
+    assert made == alone(idefics3_path, tracks(), tmp_path)
+
+
+def test_a_rank_that_is_sent_less_than_it_is_told_fails_and_says_why(llama_path: Path, run_folder: Path) -> None:
+    with start_ranks(llama_path, run_folder, 1) as ranks:
+        ranks.set_up(num_blocks=8)
+        ranks.send_all(PixelsParcel("nowhere", 64, 4096), [memoryview(bytes(4095))])
+        _, failed = ranks.wait_for(WorkerFailed)
+    assert failed == WorkerFailed(
+        0, "PixelsUnreadable: slab 64 of nowhere has 4096 bytes, but came as frames of [4095]"
+    )
 
 
 @pytest.mark.parametrize("busy", [False, True])

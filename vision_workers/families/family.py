@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from airside.proto.image_content import PixelRange
 
 
 class UnsupportedModel(Exception):
@@ -38,4 +40,13 @@ class Family(Protocol):
 
     def process(self, image: Image.Image) -> dict[str, NDArray[Any]]:
         """The tensors of one upright RGB picture by name; the family's docstring gives their shapes and dtypes."""
+        ...
+
+
+@runtime_checkable
+class ScalingFamily(Family, Protocol):
+    """A family that makes of a picture as many tokens as it has room for; its config says `takes_pixel_ranges`."""
+
+    def within(self, pixels: PixelRange) -> Self:
+        """The same, for pictures that are scaled to so many pixels. Raises ImageError where the checkpoint has less."""
         ...

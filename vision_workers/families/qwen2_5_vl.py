@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from airside.proto.image_content import PixelRange
 from airside.vision_workers.families.family import ImageShape, UnsupportedModel
 from airside.vision_workers.families.image_processor import load_image_processor
 from airside.vision_workers.image_error import Cause, ImageError
@@ -45,6 +47,16 @@ class Qwen25VL:
             )
         self._pixels_min, self._pixels_max = int(size.shortest_edge), int(size.longest_edge)
         self._token_id = int(config.get("image_token_id", _IMAGE_TOKEN_ID_DEFAULT))
+
+    def within(self, pixels: PixelRange) -> Self:
+        """As `ScalingFamily.within`. Raises ImageError for more than the checkpoint's own `max_pixels`."""
+        if max(pixels) > self._pixels_max:
+            given = " and ".join(f"{name} is {value}" for name, value in pixels._asdict().items() if value)
+            raise ImageError(Cause.BAD_PIXEL_RANGE, f"{given}; the checkpoint allows up to {self._pixels_max}")
+        other = copy.copy(self)
+        other._pixels_max = pixels.max_pixels or self._pixels_max
+        other._pixels_min = pixels.min_pixels or min(self._pixels_min, other._pixels_max)
+        return other
 
     def shape(self, width: int, height: int) -> ImageShape:
         """As `Family.shape`: image tokens alone."""

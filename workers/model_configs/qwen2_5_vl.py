@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airside.workers.model_config import CheckpointError, ModelConfig, RopeAxes, VisionConfig
+from airside.workers.model_config import CheckpointError, ModelConfig, PictureTokens, RopeAxes, VisionConfig
 from airside.workers.model_configs import qwen
 
 _TEXT_DEFAULTS = {
@@ -79,6 +79,7 @@ def _parse_qwen2_5_vl(config: Mapping[str, Any], eos_token_ids: tuple[int, ...],
         image_token_id=config.get("image_token_id", 151_655),
         vision=vision,
         rope_axes=RopeAxes(sections, vision.merge_size),
+        pictures=PictureTokens(takes_pixel_ranges=True),
     )
 
 
