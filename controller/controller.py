@@ -6,6 +6,7 @@ until a process of that name says hello again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -218,7 +219,8 @@ class Controller:
                 sources = self._host.engine, self._ledger, self._vision, self._clock, self._hub
                 self._post.send(peer, gather_gauges(message.query_id, *sources))
             case msg.PeersQuery():
-                self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
+                with contextlib.suppress(OSError):  # strangers' connections may have left no file to be opened
+                    self._peers.set_rss(NAME, psutil.Process().memory_info().rss)
                 parts = self._peers, self._host, self._ledger, self._supervision
                 self._post.send(peer, gather_peers(message.query_id, now, *parts))
             case msg.GrammarReady() | msg.GrammarFailed():

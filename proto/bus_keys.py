@@ -2,6 +2,10 @@
 
 Made anew for each run. The controller lets in whoever has the client's pair; others get no word through, and can read
 none. Whoever is given `ClientKeys` is trusted as any process of the run is.
+
+Ray brings them to the other nodes: they are as secret as what Ray's own connections carry, which only RAY_USE_TLS
+encrypts. An outsider can still take up the controller's connections and memory, each for half a minute; the port is for
+the cluster's own network, as Ray's are.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ those who have the run's key are let in (`bus_keys.py`).
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any, Self, cast
 import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from airside.proto.bus_keys import ClientKeys, ServerKeys
 from airside.proto.messages import Message, MessageRefused, decode, encode
@@ -27,12 +29,17 @@ from airside.proto.messages import Message, MessageRefused, decode, encode
 OUTBOX_MESSAGES_MAX = 4096
 """Messages that may wait for one peer before it counts as stuck."""
 
+CONNECT_MAX_S = 60.0
+"""For so long a process on another node tries to reach a controller, which may be starting at the same time."""
+
+_KEEPALIVE_S = 60  # then the system asks whether the other end of a connection is there; it ends minutes later
+
 _ZAP_DOMAIN = "airside"
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class ConnectionBroken(ConnectionError):
-    """A connection over TCP has ended, or was refused: messages may be lost, so its process cannot go on."""
+    """A connection over TCP was never made, was refused, or has ended: messages may be lost, so its process ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,9 @@ class Hub:
         self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN.encode())
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the guard, nobody is let in
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        # The connection of a node that is gone without a word, and what waits for it, would otherwise stay for ever.
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
         self._socket.bind(endpoint)
 
     def receive(self, timeout_ms: int) -> Iterator[Envelope]:
@@ -175,7 +185,8 @@ class Link:
     Args:
         endpoint: of the controller.
         name: of this process, its address on the bus.
-        keys: for an endpoint of TCP, whose connection must not break: what was on its way then is lost.
+        keys: for an endpoint of TCP, whose connection must be made in time and not break: what was on its way then
+            is lost.
     """
 
     def __init__(self, endpoint: str, name: str, keys: ClientKeys | None = None) -> None:
@@ -186,20 +197,21 @@ class Link:
         _configure_link(self._socket, name)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._breaks: zmq.Socket[bytes] | None = None if keys is None else self._use(keys)
+        self._connection = None if keys is None else self._use(keys)
         self._socket.connect(endpoint)
-        self._close = weakref.finalize(self, _close, self._context, self._socket, self._breaks)
+        events = None if self._connection is None else self._connection.events
+        self._close = weakref.finalize(self, _close, self._context, self._socket, events)
         self.refused: Counter[str] = Counter()
 
-    def _use(self, keys: ClientKeys) -> zmq.Socket[bytes]:
-        """Takes the keys; returns where breaks are told of."""
+    def _use(self, keys: ClientKeys) -> _Connection:
+        """Takes the keys; from then on the connection is watched."""
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
-        breaks = self._socket.get_monitor_socket(_BROKEN)
-        self._poller.register(breaks, zmq.POLLIN)
-        return breaks
+        connection = _Connection(self._socket, self._endpoint)
+        self._poller.register(connection.events, zmq.POLLIN)
+        return connection
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message. Raises zmq.Again when the controller has not taken 4,096 earlier ones."""
@@ -217,9 +229,12 @@ class Link:
         """
         ready = dict(self._poller.poll(timeout_ms))
         if self._socket not in ready:
-            if self._breaks in ready and not self._socket.poll(0):
-                raise ConnectionBroken(f"the connection to the controller at {self._endpoint} broke, or was refused")
-            return None
+            if self._connection is None:
+                return None
+            if not self._socket.poll(0):
+                self._connection.check()
+            # That the connection was made is said once, and nothing to wake up for.
+            return self.receive(timeout_ms) if self._connection.events in ready else None
         frames = self._socket.recv_multipart(copy=False)
         try:
             message = decode(frames[0].buffer)
@@ -231,6 +246,27 @@ class Link:
     def close(self) -> None:
         """Sends what is left for at most a second, then disconnects."""
         self._close()
+
+
+class _Connection:
+    """What becomes of a link's one connection over TCP. Made before it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        self.events: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN)
+        self._endpoint = endpoint
+        self._since: float | None = time.monotonic()  # None: it was made
+
+    def check(self) -> None:
+        """Raises ConnectionBroken. To be called when no message is there: what had come before is good."""
+        while self.events.poll(0):
+            if recv_monitor_message(self.events)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                raise ConnectionBroken(f"the connection to the controller at {self._endpoint} broke, or was refused")
+            self._since = None
+        if self._since is not None and time.monotonic() - self._since > CONNECT_MAX_S:
+            raise ConnectionBroken(
+                f"no connection to the controller at {self._endpoint} within {CONNECT_MAX_S:g} s: is there a firewall "
+                "between the nodes?"
+            )
 
 
 class AsyncLink:

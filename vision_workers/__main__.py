@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The process's exit status: 0 when it was told to end, 1 when the checkpoint or the arena cannot be served."""
+    """The process's exit status: 0 when it was told to end, 1 when the checkpoint or the arena cannot be served.
+
+    Also 1 when the controller, on another node, is out of reach.
+    """
     parser = argparse.ArgumentParser(prog="airside.vision_workers", description=__doc__)
     parser.add_argument("--settings", required=True, help="VisionWorkerSettings as JSON")
     settings = VisionWorkerSettings.from_json(parser.parse_args().settings)

@@ -219,7 +219,9 @@ class AutoscalingBlock(Block):
 class VisionCache(Block):
     """What is kept of pictures for the next request with the same one."""
 
-    pixels: Bytes = Field(default=128 * MIB, description="tensors in shared memory, a part of the arenas")
+    pixels: Bytes = Field(
+        default=128 * MIB, description="tensors, in shared memory or as they were sent; a part of the arenas"
+    )
     embeddings: Bytes = Field(default=128 * MIB, description="embeddings in each worker rank")
 
 
@@ -309,8 +311,8 @@ class ClusterBlock(Block):
     placement: Literal["STRICT_PACK", "PACK", "SPREAD"] = Field(
         default="STRICT_PACK",
         description="nodes of a joined Ray that vision workers run on; STRICT_PACK: this one, as everything else does; "
-        "PACK: others once this one has no room; SPREAD: all. Others must have the checkpoint at the same path. A Ray "
-        "of its own has one node",
+        "PACK: others once this one has no room; SPREAD: all. Others must have the checkpoint at the same path, and "
+        "reach this one by TCP, whatever the port. A Ray of its own has one node",
     )
     startup_timeout_s: float = Field(
         default=120.0, gt=0, description="time to become ready, waiting for resources included"

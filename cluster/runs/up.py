@@ -6,7 +6,8 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,10 +81,11 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
     tell("starting Ray" if address == "local" else f"joining Ray at {address}")
     cluster = RayCluster(address, plan.run.directory, plan.num_cpus, plan.resources)
     stop.install()
-    try:
+    with ExitStack() as stack:
+        stack.callback(cluster.close)
         deadline = began + plan.config.cluster.startup_timeout_s
         if plan.placement != "STRICT_PACK":
-            plan = plan.over(_network(cluster.address))
+            plan = plan.over(stack.enter_context(_network(cluster.address)))
         cluster.reserve(_bundles(plan), "engine.tensor_parallel_size", deadline - time.monotonic(), tell, stop.check)
         supervisor = Supervisor(plan, cluster, stop, tell)
         grace_s = 0.0
@@ -102,20 +104,24 @@ def _serve(plan: LaunchPlan, state: ServerState, states: RunStates, stop: StopSi
             supervisor.close(grace_s)
         tell("stopped")
         return 0
-    finally:
-        cluster.close()
 
 
-def _network(address: str) -> Network:
-    """The bus for other nodes, on a free port of the address that this node has in Ray. Raises CannotStart."""
+@contextmanager
+def _network(address: str) -> Iterator[Network]:
+    """The bus for other nodes, on a free port of the address that this node has in Ray. Raises CannotStart.
+
+    Meanwhile the system gives the port to nobody else: not before the controller listens, nor between two of them.
+    """
     try:
-        host = f"[{address}]" if ":" in address else address
-        return Network(f"tcp://{host}:{_probe(address, 0)}", *make_keys())
+        held = _bound(address, 0)
     except OSError as error:
         raise CannotStart(
             f"cluster.placement: vision workers on other nodes need a port on {address}, which Ray has for this node: "
             f"{error.strerror or error}; start Ray here with another --node-ip-address, or set STRICT_PACK"
         ) from error
+    with held:
+        host = f"[{address}]" if ":" in address else address
+        yield Network(f"tcp://{host}:{held.getsockname()[1]}", *make_keys())
 
 
 def _bundles(plan: LaunchPlan) -> list[dict[str, float]]:
@@ -151,11 +157,20 @@ def _choose_port(config: Config, states: RunStates) -> int:
 
 def _probe(host: str, port: int) -> int:
     """The port that could be listened on: this one, or any free one for 0. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host.strip("[]"), port))
+    with _bound(host, port) as probe:
         return int(probe.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Has the port, and lets another socket listen on it that is bound with SO_REUSEADDR as well. Raises OSError."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host.strip("[]"), port))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _reachable(host: str) -> str:

@@ -141,7 +141,8 @@ class RayCluster:
 
     def _shortage(self, bundles: Sequence[dict[str, float]], why: str) -> str:
         names = sorted({name for bundle in bundles for name in bundle})
-        total, free = _ray.cluster_resources(), _ray.available_resources()
+        [total] = (node["Resources"] for node in _ray.nodes() if node["NodeID"] == self._node_id)
+        free = available_resources_per_node().get(self._node_id, {})
         wanted = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
         parts = [f"{wanted[n]:g} {n}: {free.get(n, 0.0):g} of {total.get(n, 0.0):g} free" for n in names]
         return f"{', '.join(parts)} on node {self.node} ({why})"

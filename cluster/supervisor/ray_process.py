@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 
@@ -102,6 +103,16 @@ class RayProcess:
             return 1, " ".join(str(error.cause).split()) or type(error.cause).__name__
         except ray.exceptions.RayActorError as error:
             return 1, _first_sentence(str(error), self._pid)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no such process runs here any more: one that was killed has ended, for Ray, somewhat earlier."""
+        if self._pid is None or not self._is_here:
+            return True
+        try:
+            return psutil.Process(self._pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return True
 
     @property
     def has_hung(self) -> bool:

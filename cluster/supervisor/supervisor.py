@@ -48,6 +48,7 @@ PROVEN_S = 30.0
 
 _HEARTBEAT_S = 1.0
 _GATEWAY_END_S = 2.0  # beside the time for running calls
+_LOOK_S = 0.01  # for processes that are about to be gone
 _STOP_S = 5.0  # for controller, ranks and vision workers to end in order
 
 
@@ -275,8 +276,10 @@ class Supervisor:
             if process is not self._controller:
                 process.terminate()
         self._wait(others, _STOP_S)
+        late = [process for process in self._all() if process.pid is not None and not process.has_ended]
         for process in self._all():
             process.kill()
+        wait_all(late, _STOP_S)  # who sweeps up after the run must not come too early
         self._link.close()
 
     def _wait(self, processes: list[RayProcess], timeout_s: float) -> None:
@@ -291,9 +294,11 @@ class Supervisor:
 
 
 def wait_all(processes: Iterable[RayProcess], timeout_s: float) -> None:
-    """Waits until all have ended or the time is up."""
+    """Waits until all that were killed are gone, with what they held, or the time is up."""
     until = time.monotonic() + timeout_s
-    alive = list(processes)
+    there = alive = list(processes)
     while alive and (left_s := until - time.monotonic()) > 0:
         wait_ended(alive, left_s)
         alive = [process for process in alive if not process.has_ended]
+    while not all(process.is_gone for process in there) and time.monotonic() < until:
+        time.sleep(_LOOK_S)

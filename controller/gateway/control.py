@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+import time
 from typing import Any
 
 import grpc
@@ -18,6 +20,9 @@ from airside.proto import airside_pb2_grpc as pb_grpc
 from airside.proto import messages as msg
 from airside.proto.settings import GatewaySettings
 
+LOAD_AGE_S = 0.1
+"""What `GetLoad` says is at most so old: gathering it takes the controller a millisecond, and anybody may ask often."""
+
 _GAUGE_FIELDS: dict[str, Any] = {field.name: field for field in pb.Gauges.DESCRIPTOR.fields}
 
 
@@ -29,6 +34,9 @@ class Control(pb_grpc.ControlServicer):
         self._model = model
         self._link = link
         self._version = importlib.metadata.version("airside")
+        self._load: dict[str, float] = {}  # the gauges of the last answer
+        self._load_until = 0.0  # so long they are new enough
+        self._load_lock = asyncio.Lock()
 
     @answered
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.ServerInfo:
@@ -39,7 +47,7 @@ class Control(pb_grpc.ControlServicer):
     @answered
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.Load:
         """A few of the gauges, of the whole server and not of this gateway alone."""
-        values = (await self._link.query(msg.GaugesQuery, msg.Gauges)).gauges
+        values = await self._latest_load()
         used, total = values.get("kv_blocks_live", 0), values.get("kv_blocks_total", 0)
         return pb.Load(
             state=self._state().state,
@@ -79,6 +87,15 @@ class Control(pb_grpc.ControlServicer):
             raise RequestError(code, outcome.refused, str(request.WhichOneof("size")))
         most = outcome.replicas if outcome.replicas_max is None else outcome.replicas_max
         return pb.ScaleVisionReply(replicas=outcome.replicas, replicas_max=most)
+
+    async def _latest_load(self) -> dict[str, float]:
+        """Gauges that are new enough. Calls at the same time ask once for all of them."""
+        async with self._load_lock:
+            self._state()  # of a silent controller, each call would wait for an answer after the other
+            if time.monotonic() >= self._load_until:
+                self._load = (await self._link.query(msg.GaugesQuery, msg.Gauges)).gauges
+                self._load_until = time.monotonic() + LOAD_AGE_S
+            return self._load
 
     def _state(self) -> msg.EngineState:
         state = self._link.state

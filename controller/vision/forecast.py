@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 _KEPT = 0.95  # of the weight of all measurements, with each new one: the last twenty decide
@@ -24,7 +25,9 @@ class Forecast:
         self._x = self._y = self._xx = self._xy = 0.0  # weighted sums; x: pixels, y: seconds
 
     def note(self, pixels: int, seconds: float) -> None:
-        """One picture of this size took so long, decoding included."""
+        """One picture of this size took so long, decoding included. What is no time is left out."""
+        if not math.isfinite(seconds):
+            return
         x, y = float(pixels), max(seconds, 0.0)
         self._weight = self._weight * _KEPT + 1
         self._x = self._x * _KEPT + x

@@ -63,12 +63,16 @@ class RayNode:
     def stop(self) -> None:
         """In order: it ends its processes itself."""
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            self.kill()
 
     def suspend(self) -> None:
         """As if its cable had been pulled: nothing is heard of any process, and no connection ends."""
         for process in self.processes():
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def kill(self) -> None:
         """Its processes and their connections end at once, suspended or not."""

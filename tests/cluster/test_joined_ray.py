@@ -13,7 +13,7 @@ from tests.cluster.ray_nodes import head_node
 from tests.cluster.up_server import PATIENCE_S, START_S, Home, UpServer, alive, new_home
 from tests.real_processes import free_port, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two servers start, on a machine that may have other work
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_it_serves_waits_for_room_and_leaves_ray_alone(home: Home, ray_address: 
         server.close()
 
     config = str(home.write_config(model, free_port()))
-    settings = [*joined, "engine.tensor_parallel_size=2", "cluster.startup_timeout_s=8"]
+    settings = [*joined, "engine.tensor_parallel_size=2", "cluster.startup_timeout_s=15"]
     result = home.airside("up", config, *(word for each in settings for word in ("--set", each)), timeout_s=START_S)
     assert result.returncode == 1
     shortage = "2 CPU: 1 of 1 free on node"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from airside.cluster.config.schema import Config
 from airside.cluster.launch_plan import LaunchError, LaunchPlan, Machine, Network, Run
 from airside.cluster.runs import up
 from airside.proto.bus_keys import make_keys
+from airside.proto.channel import Hub
 from airside.workers.model_config import ModelConfig, PictureTokens, RopeConfig, ShortConvConfig
 
 RUN = Run("0a1b2c3d", Path("/run/user/1/airside/0a1b2c3d"))
@@ -236,6 +238,21 @@ def test_shared_memory_can_be_off_on_one_node() -> None:
 
 
 def test_an_address_that_is_none_of_this_machine_is_told_with_the_remedy() -> None:
-    assert up._network("127.0.0.1").endpoint.startswith("tcp://127.0.0.1:")
-    with pytest.raises(up.CannotStart, match=r"port on 192\.0\.2\.77, .*; start Ray here with another --node-ip"):
-        up._network("192.0.2.77")  # for documentation alone (RFC 5737)
+    elsewhere = up._network("192.0.2.77")  # for documentation alone (RFC 5737)
+    with (
+        pytest.raises(up.CannotStart, match=r"port on 192\.0\.2\.77, .*; start Ray here with another --node-ip"),
+        elsewhere,
+    ):
+        pass
+
+
+def test_the_port_between_nodes_is_the_controllers_alone_also_while_there_is_none(tmp_path: Path) -> None:
+    with up._network("127.0.0.1") as network:
+        host, port = network.endpoint.removeprefix("tcp://").split(":")
+        for _ in range(2):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((host, int(port)))
+            with Hub(f"ipc://{tmp_path}/bus") as hub:
+                hub.listen(network.endpoint, network.server)
+    with socket.socket() as other:
+        other.bind((host, int(port)))

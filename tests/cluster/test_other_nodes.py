@@ -26,9 +26,9 @@ from tests.real_processes import wait_until
 from tests.system.local_server import LocalServer
 from tests.system.picture_requests import picture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two nodes start, on a machine that may have other work
 
-ANSWER_S = 60.0
+ANSWER_S = 180.0  # until a node's loss is noticed, another has started, and its vision worker is up
 NUM_TOKENS = 6
 HEAD, OTHER, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 PICTURES = [picture(300, 200, turn) for turn in range(0, 80, 10)]
@@ -183,7 +183,7 @@ def test_pictures_of_a_node_that_falls_silent_are_made_elsewhere(
         other = stack.enter_context(further_node(address, OTHER, "other", room))
         needs = "{num_cpus: 0, resources: {pictures: 1}}"
         settings = overrides(address, "SPREAD", actor_options=needs, autoscaling_config="{min_replicas: 2}")
-        server = UpServer(home, model, [*settings, "cluster.silence_timeout_s=4"])
+        server = UpServer(home, model, [*settings, "cluster.silence_timeout_s=10"])
         stack.callback(server.close)
         stack.callback(lambda: print(server.text()))  # shown when it fails
         state = server.wait_ready()
@@ -192,8 +192,8 @@ def test_pictures_of_a_node_that_falls_silent_are_made_elsewhere(
 
         other.suspend()
         assert all_at_once(server) == expected[: len(PICTURES)]
+        wait_until(lambda: "hangs: silent for 10 s; it is ended" in server.text(), ANSWER_S, "the supervisor says so")
         assert "other" not in nodes_of(server, "vision_worker").values()
-        wait_until(lambda: "hangs: silent for 4 s; it is ended" in server.text(), ANSWER_S, "the supervisor says so")
         assert home.airside("down").returncode == 0
         assert server.process.wait(PATIENCE_S) == 0, server.text()
         assert server.left(state) == []

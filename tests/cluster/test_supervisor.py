@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,13 @@ class SleepingActor:
         self.settings_elsewhere = settings_elsewhere
         place = self.process.pid, "another-node" if settings_elsewhere else HOME
         self.place = self._method(lambda: True, lambda: place)
-        self.run = self._method(lambda: self.process.poll() is not None, lambda: (self.process.returncode, ""))
+        self.is_killed = False
+        self.run = self._method(lambda: self.is_killed or not self.is_there, lambda: (self.process.wait(), ""))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its process runs."""
+        return self.process.poll() is None
 
     @staticmethod
     def _method(is_ready: Callable[[], bool], value: Callable[[], object]) -> SimpleNamespace:
@@ -87,6 +94,12 @@ class StandInRay:
     def kill(self, actor: SleepingActor, no_restart: bool) -> None:
         assert no_restart
         self.killed.append(actor.process.pid)
+        actor.is_killed = True
+        self.end(actor)
+
+    @staticmethod
+    def end(actor: SleepingActor) -> None:
+        """What becomes of one that is killed."""
         actor.process.kill()
 
     def end_all(self) -> None:
@@ -296,10 +309,27 @@ def test_at_the_end_those_elsewhere_are_left_to_the_controller_and_then_to_ray(
     monkeypatch.setattr("airside.cluster.supervisor.supervisor._STOP_S", 0.3)
     before = spread.pids()
     spread.close()
-    spread.heard += [envelope.message for envelope in spread.hub.receive(1000)]
-    assert msg.Shutdown("the server is stopping") in spread.heard
+
+    def is_told() -> bool:
+        spread.heard += [envelope.message for envelope in spread.hub.receive(50)]
+        return msg.Shutdown("the server is stopping") in spread.heard
+
+    wait_until(is_told, PATIENCE_S, "the controller is told to end")
     assert {*before.values()} <= {*ray.killed}
     assert {*signalled} == {pid for name, pid in before.items() if name != "vision-0"}
+
+
+def test_segments_of_the_killed_are_removed_though_ray_says_too_early_that_they_have_ended(
+    stage: Stage, ray: StandInRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = stage.pids()["vision-0"]
+    [worker] = [actor for actor in ray.actors if actor.process.pid == pid]
+    there: list[bool] = []
+    monkeypatch.setattr("airside.cluster.supervisor.supervisor.sweep", lambda _: there.append(worker.is_there))
+    monkeypatch.setattr(ray_process, "os", SimpleNamespace(kill=lambda *_: None))
+    monkeypatch.setattr(ray, "end", lambda actor: threading.Timer(0.3, actor.process.kill).start())
+    stage.supervisor._replace_controller()
+    assert there == [False]
 
 
 def test_vision_workers_follow_the_load_and_what_is_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import zmq
 
+from airside.controller import controller
 from airside.proto import messages as msg
 from airside.proto.codec import VERSION, encode
 from tests.controller.conftest import Bus
@@ -83,6 +88,19 @@ def test_peers_are_listed(bus: Bus) -> None:
     }
     assert (rows["worker-0"].rss_bytes, rows["worker-0"].pid) == (123_456, rank.pid)
     assert rows["controller"].rss_bytes > 0
+
+
+def test_peers_are_listed_while_strangers_take_up_all_file_descriptors(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    bus.start()
+    gateway = bus.gateway()
+    gateway.peers()
+    monkeypatch.setattr(controller, "psutil", SimpleNamespace(Process=no_more))
+    assert gateway.peers()["controller"].rss_bytes > 0  # as of before
 
 
 def test_shutdown_ends_every_request_and_sends_everyone_home(bus: Bus) -> None:

@@ -174,7 +174,7 @@ def test_a_segment_belongs_to_one_worker(bus: Bus) -> None:
     second = bus.peer(VisionWorker, "vision-1")
     second.send(msg.VisionHello("local", second.pid, first.segment))
     assert "was used before" in second.expect(msg.Shutdown).why
-    assert list(name for name in gateway.peers() if name.startswith("vision")) == ["vision-0"]
+    assert [name for name in gateway.peers() if name.startswith("vision")] == ["vision-0"]
 
 
 def test_messages_of_an_earlier_epoch_are_harmless(bus: Bus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,13 @@ def test_before_anything_was_measured_a_forecast_is_sane() -> None:
     assert 0.001 < forecast.seconds(100) < 0.05
     assert 0.1 < forecast.seconds(12_000_000) < 2
     assert forecast.pixels_usual == 1e6
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf])
+def test_a_forecast_learns_nothing_from_what_is_no_time(seconds: float) -> None:
+    forecast = Forecast()
+    forecast.note(100, seconds)
+    assert forecast.seconds(100) == Forecast().seconds(100)
 
 
 def test_a_forecast_learns_overhead_and_rate() -> None:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from airside.controller.gateway import controller_link
+from airside.controller.gateway import control, controller_link
 from airside.proto import messages as msg
 from tests.gateway.client import Client, failure
 from tests.gateway.conftest import Start
@@ -48,6 +48,28 @@ def test_load(client: Client, controller: ScriptedController) -> None:
     load = call.result(20)
     assert (load.state, load.num_requests_running, load.num_requests_waiting) == ("ready", 4, 9)
     assert (load.kv_cache_usage_ratio, load.vision_queue_depth, load.vision_wait_s) == (0.25, 3, 0.5)
+
+
+def test_the_load_is_asked_for_once_while_it_is_new(
+    client: Client, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "LOAD_AGE_S", 1000.0)
+    calls = [client.start("Control", "GetLoad") for _ in range(3)]
+    query = controller.expect(msg.GaugesQuery)
+    controller.send(msg.Gauges(query.query_id, {"num_requests_running": 4}, {}, {}))
+    calls.append(client.start("Control", "GetLoad"))
+    assert [call.result(20).num_requests_running for call in calls] == [4] * 4
+
+
+def test_the_load_is_asked_for_again_once_it_is_old(
+    client: Client, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "LOAD_AGE_S", 0.0)
+    for running in (4, 5):
+        call = client.start("Control", "GetLoad")
+        query = controller.expect(msg.GaugesQuery)
+        controller.send(msg.Gauges(query.query_id, {"num_requests_running": running}, {}, {}))
+        assert call.result(20).num_requests_running == running
 
 
 def test_the_load_of_a_controller_without_an_engine(client: Client, controller: ScriptedController) -> None:

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 MANY = 12
 LONG_TOKENS = 700
 ROUND = 600  # requests; the first thousand fill caches and pools of threads, whichever way pixels go
-GROWTH_MAX = 6 << 20  # bytes of each process over the last round, whose pixels are 39 MB
+# MiB over the last round, whose pixels are 39 MB. A rank's heap grows for thousands of requests, either way.
+GROWTH_MAX = {"controller": 6, "vision-0": 6, "vision-1": 6, "worker-0": 20}
 
 
 def segments_of(server: LocalServer) -> list[Path]:
@@ -137,10 +138,10 @@ def test_everything_is_as_it_was_before(server: LocalServer) -> None:
             assert not segments_of(server)
     assert len(clients.given_up) == 3 * ROUND // GIVEN_UP_OF
     first, before, after = seen
-    for name in ("controller", "worker-0", "vision-0", "vision-1"):
+    for name, growth_max in GROWTH_MAX.items():
         assert after[name].descriptors <= first[name].descriptors, seen
         assert after[name].threads <= first[name].threads + THREADS_MORE_MAX, seen
-        assert after[name].resident_bytes - before[name].resident_bytes <= GROWTH_MAX, seen
+        assert after[name].resident_bytes - before[name].resident_bytes <= growth_max << 20, seen
     gauges = server.gauges()
     assert gauges.kv_blocks_free == gauges.kv_blocks_total
     assert not server.processes.exited()
