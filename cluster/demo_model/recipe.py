@@ -9,6 +9,7 @@ from airside.cluster.demo_model.wheel import GGUF_SHA256
 
 ASSETS = Path(__file__).parent / "assets"
 VISION_WEIGHTS = "vision_connector.safetensors"
+TEXT_ADAPTER = "text_adapter.safetensors"
 CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -19,12 +20,12 @@ CONFIG_FILES = (
     "chat_template.jinja",
 )
 
-_REVISION = "1"  # raised when the same parts are put together differently
+_REVISION = "2"  # raised when the same parts are put together differently
 
 
 def version() -> str:
     """Eight hex digits that change whenever a part or the way of building does."""
     digest = hashlib.sha256(f"{_REVISION} {GGUF_SHA256}".encode())
-    for name in (VISION_WEIGHTS, *CONFIG_FILES):
+    for name in (VISION_WEIGHTS, TEXT_ADAPTER, *CONFIG_FILES):
         digest.update((ASSETS / name).read_bytes())
     return digest.hexdigest()[:8]

@@ -6,7 +6,6 @@ python fake_server.py MODE CONFIG
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import grpc
 import yaml
 
-from airside.cluster.demo_model.digits import digit_pictures
+from airside.cluster.demo_model.exhibits import exhibits
 from airside.proto import airside_pb2 as pb
 from airside.proto.airside_pb2_grpc import (
     ControlServicer,
@@ -24,7 +23,7 @@ from airside.proto.airside_pb2_grpc import (
     add_InferenceServicer_to_server,
 )
 
-LABELS = {hashlib.sha256(picture.data).digest(): picture.label for picture in digit_pictures()}
+ANSWERS = {exhibit.pictures: exhibit.answer for exhibit in exhibits()}
 STORY_TOKENS_MAX = 20_000
 POLLS_UNTIL_UP = 5  # ListWorkers calls before new vision workers are ready
 
@@ -32,7 +31,7 @@ POLLS_UNTIL_UP = 5  # ListWorkers calls before new vision workers are ready
 class FakeServer(InferenceServicer, ControlServicer):
     """How it behaves is its mode.
 
-    "good"; "misreads" every digit; "refuses" chats; "dies" in a chat; "uneven": one worker gets no work; "stalls": a
+    "good"; "misreads" every picture; "refuses" chats; "dies" in a chat; "uneven": one worker gets no work; "stalls": a
     story stands still after its first word.
     """
 
@@ -104,8 +103,7 @@ class FakeServer(InferenceServicer, ControlServicer):
         idle = {"vision-1"} if self.mode == "uneven" else set()
         name = min(self.jobs_done.keys() - idle, key=self.jobs_done.__getitem__)
         self.jobs_done[name] += 1
-        label = LABELS[hashlib.sha256(images[0]).digest()]
-        return f"The digit is {(label + 1) % 10 if self.mode == 'misreads' else label}."
+        return "Nothing" if self.mode == "misreads" else ANSWERS[tuple(images)]
 
 
 async def main() -> None:

@@ -17,6 +17,7 @@ from airside.cluster.demo import screen as demo_screen
 from airside.cluster.demo.exchange import Exchange
 from airside.cluster.demo.screen import Screen
 from airside.cluster.demo.server import DemoServer
+from airside.cluster.demo_model.exhibits import exhibits
 from airside.proto import airside_pb2 as pb
 from tests.real_processes import free_port
 
@@ -52,7 +53,7 @@ def test_whole_demo(config: Path, serve: Callable[[str], None], capsys: pytest.C
     serve("good")
     assert demo.run(config, keep=False) == 0
     out = capsys.readouterr().out
-    assert "20 of 20 held-out digits read right" in out
+    assert f"{len(exhibits())} of {len(exhibits())} answers about held-out pictures are right" in out
     assert out.index("scaled to 3") < out.index("scaled to 1")
     assert "stopped in order" in out
     assert "story went on" in out
@@ -68,7 +69,7 @@ def test_whole_demo(config: Path, serve: Callable[[str], None], capsys: pytest.C
 @pytest.mark.parametrize(
     ("mode", "line"),
     [
-        ("misreads", "failed: only 0 digits were read right"),
+        ("misreads", "failed: only 0 answers about pictures were right"),
         pytest.param("uneven", "failed: vision worker vision-1 got no picture", marks=pytest.mark.slow),
         pytest.param(
             "stalls", "failed: the story stood still while the vision workers changed", marks=pytest.mark.slow
