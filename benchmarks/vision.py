@@ -101,6 +101,7 @@ def compare_workers(client: Client, size: Size) -> dict[int, float]:
     """
     file, mark = jpeg(*ORDINARY), client.info().image_mark
     images_per_s: dict[int, float] = {}
+    set_workers(client, size.workers[0])  # fewer than now, which takes a rank that runs: it may be reading their pixels
     with stopped(rank_pid(client)):
         for workers in size.workers:
             tell(f"pictures of {ORDINARY[0]} x {ORDINARY[1]} with {workers} vision workers")
