@@ -15,11 +15,11 @@ import pytest
 from airside.proto import airside_pb2 as pb
 from tests.checkpoints import QWEN_MARK, make_idefics3, make_qwen2_5_vl
 from tests.real_processes import wait_until
+from tests.system.given_up import assert_nothing_grows
 from tests.system.local_server import LocalServer
 from tests.system.picture_requests import PATIENCE_S, answer, in_new_file, picture, request
 from tests.system.test_picture_budget import SQUARE_TILES, WIDE_TILES, slab_bytes
 from tests.system.test_picture_workers_lost import killing
-from tests.system.test_pictures_given_up import CLIENTS, GIVEN_UP_OF, THREADS_MORE_MAX, Clients, used
 
 pytestmark = pytest.mark.slow
 
@@ -129,19 +129,8 @@ def test_pixels_outlive_their_vision_worker_and_are_sent_to_new_ranks(idefics3: 
 
 def test_everything_is_as_it_was_before(server: LocalServer) -> None:
     """After requests of which a fifth are given up at random moments."""
-    clients, seen = Clients(server), []
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        for begin in range(0, 3 * ROUND, ROUND):
-            list(pool.map(clients.use, range(begin, begin + ROUND)))
-            wait_until(server.is_at_rest, PATIENCE_S, "everything given back")
-            seen.append(used(server))
-            assert not segments_of(server)
-    assert len(clients.given_up) == 3 * ROUND // GIVEN_UP_OF
-    first, before, after = seen
-    for name, growth_max in GROWTH_MAX.items():
-        assert after[name].descriptors <= first[name].descriptors, seen
-        assert after[name].threads <= first[name].threads + THREADS_MORE_MAX, seen
-        assert after[name].resident_bytes - before[name].resident_bytes <= growth_max << 20, seen
-    gauges = server.gauges()
-    assert gauges.kv_blocks_free == gauges.kv_blocks_total
-    assert not server.processes.exited()
+
+    def check_at_rest() -> None:
+        assert not segments_of(server)
+
+    assert_nothing_grows(server, ROUND, GROWTH_MAX, check_at_rest)
