@@ -13,6 +13,8 @@ _RAY_QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray's own 15 would leave almost no room below, and vision workers are to run below the ranks.
+_RAY_NICENESS = {"RAY_worker_niceness": "0"}
 _RAY_PLAIN = {"RAY_COLOR_PREFIX": "0"}  # log files are no terminals
 # The name is historical: with 0, Ray takes 127.0.0.1 for this node's address and listens there only.
 _RAY_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -31,7 +33,7 @@ def runtime_dir() -> Path | None:
 
 def prepare_ray(*, local: bool) -> None:
     """Sets what Ray reads when it is imported. Values that the user has set stay."""
-    values = _RAY_QUIET | (_RAY_LOOPBACK if local else {}) | ({} if sys.stdout.isatty() else _RAY_PLAIN)
+    values = _RAY_QUIET | _RAY_NICENESS | (_RAY_LOOPBACK if local else {}) | ({} if sys.stdout.isatty() else _RAY_PLAIN)
     for name, value in values.items():
         os.environ.setdefault(name, value)
 

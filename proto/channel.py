@@ -214,8 +214,19 @@ class Link:
         return connection
 
     def send(self, message: Message, attachments: Sequence[bytes | memoryview] = ()) -> None:
-        """Queues a message. Raises zmq.Again when the controller has not taken 4,096 earlier ones."""
-        self._socket.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
+        """Queues a message.
+
+        Raises:
+            zmq.Again: the controller has not taken 4,096 earlier ones.
+            ConnectionBroken: with keys only.
+        """
+        try:
+            self._socket.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
+        except zmq.Again:
+            # A connection that was refused is not made again: then there is nothing that a message could wait for.
+            if self._connection is not None:
+                self._connection.check()
+            raise
 
     def watch(self, descriptor: int) -> None:
         """From now on `receive` waits no longer once this file descriptor can be read from."""
@@ -255,13 +266,15 @@ class _Connection:
         self.events: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN)
         self._endpoint = endpoint
         self._since: float | None = time.monotonic()  # None: it was made
+        self._broken = False
 
     def check(self) -> None:
         """Raises ConnectionBroken. To be called when no message is there: what had come before is good."""
-        while self.events.poll(0):
-            if recv_monitor_message(self.events)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                raise ConnectionBroken(f"the connection to the controller at {self._endpoint} broke, or was refused")
+        while not self._broken and self.events.poll(0):
+            self._broken = recv_monitor_message(self.events)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._since = None
+        if self._broken:
+            raise ConnectionBroken(f"the connection to the controller at {self._endpoint} broke, or was refused")
         if self._since is not None and time.monotonic() - self._since > CONNECT_MAX_S:
             raise ConnectionBroken(
                 f"no connection to the controller at {self._endpoint} within {CONNECT_MAX_S:g} s: is there a firewall "
