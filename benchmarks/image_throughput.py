@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from smolvlm import write_settings
 from transformers import AutoImageProcessor
 
 from airside.cluster.model_source import resolve
@@ -31,18 +31,6 @@ from airside.vision_workers.header import ImageLimits
 
 LIMITS = ImageLimits(max_bytes=20 << 20, max_pixels=64_000_000, max_aspect=200.0)
 SIZES = [(4000, 3000), (1024, 768)]
-DEMO_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-
-# What SmolVLM's checkpoints say about pictures: up to 2048 pixels, in tiles of 512.
-SMOLVLM = {
-    "preprocessor_config.json": {
-        "do_image_splitting": True,
-        "size": {"longest_edge": 2048},
-        "max_image_size": {"longest_edge": 512},
-    },
-    "processor_config.json": {"image_seq_len": 64},
-    "config.json": {"scale_factor": 4, "vision_config": {"patch_size": 16, "image_size": 512}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +52,12 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     demo = resolve("demo", print)
     with tempfile.TemporaryDirectory() as folder:
-        smolvlm = write_smolvlm(demo, Path(folder))
+        smolvlm = write_settings(demo, Path(folder))
         print("| configuration | picture | | decode, ms | process, ms | both, ms | ratio |")
         print("|---|---|---|---:|---:|---:|---:|")
         for name, checkpoint in (("SmolVLM: 2048, tiles of 512", smolvlm), ("demo: 128, one tile", demo)):
             for width, height in SIZES:
                 print_rows(f"| {name} | {width}x{height}", compare(checkpoint, photo(width, height), rounds))
-
-
-def write_smolvlm(demo: Path, folder: Path) -> Path:
-    """A checkpoint of SmolVLM's picture settings around the demo model's tokenizer, without weights."""
-    for name in DEMO_FILES:
-        (folder / name).write_bytes((demo / name).read_bytes())
-    for name, changes in SMOLVLM.items():
-        (folder / name).write_text(json.dumps({**json.loads((demo / name).read_text()), **changes}))
-    return folder
 
 
 def photo(width: int, height: int) -> bytes:

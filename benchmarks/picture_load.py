@@ -57,6 +57,7 @@ class PictureLoad:
         context = multiprocessing.get_context("spawn")
         self._made: Synchronized[int] = context.Value("L", 0)
         self._errors, theirs = context.Pipe(duplex=False)
+        self._in_flight = in_flight
         arguments = (address, file, in_flight, mark, self._made, theirs)
         self._process = context.Process(target=_send_pictures, args=arguments, daemon=True)
 
@@ -66,9 +67,9 @@ class PictureLoad:
         return self._made.value
 
     def __enter__(self) -> Self:
-        """Returns once the first has been made. Raises RuntimeError."""
+        """Returns once the first turn of all is over: they no longer come all at once. Raises RuntimeError."""
         self._process.start()
-        while not self.num_made:
+        while self.num_made < self._in_flight:
             self._check(0.05)
         return self
 

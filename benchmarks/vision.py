@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,9 +25,11 @@ from pathlib import Path
 import numpy as np
 from bench import RESULTS, cpu_name, tell
 from picture_load import PictureLoad, jpeg
+from smolvlm import write_tiny_model
 from text_load import TextTimes, measure_texts
 
 from airside.cluster.client import Client
+from airside.cluster.model_source import resolve
 
 CONFIG = Path(__file__).resolve().parent.parent / "cluster" / "local.yaml"
 AIRSIDE = (sys.executable, "-m", "airside.cluster.cli")
@@ -64,9 +67,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small and once: does it run, not how fast")
     size = QUICK if parser.parse_args().quick else Size()
-    with server(max(size.workers)) as client:
+    with server("demo", size.workers_beside_text) as client:
         quiet, loaded, made_per_s = compare_texts(client, size)
-        images_per_s = compare_workers(client, size)
+    with tempfile.TemporaryDirectory() as folder:
+        smolvlm = write_tiny_model(resolve("demo", tell), Path(folder))
+        with server(str(smolvlm), max(size.workers)) as client:
+            images_per_s = compare_workers(client, size)
     rows = [*text_rows(quiet, loaded), *worker_rows(images_per_s)]
     print(table(rows, size, made_per_s, loaded))
     tell(f"written to {write(size, quiet, loaded, made_per_s, images_per_s)}")
@@ -95,7 +101,7 @@ def compare_texts(client: Client, size: Size) -> tuple[TextTimes, TextTimes, flo
 
 
 def compare_workers(client: Client, size: Size) -> dict[int, float]:
-    """Pictures made per second by number of vision workers.
+    """Pictures made per second by number of vision workers, at SmolVLM's settings.
 
     The rank is stopped meanwhile: it would take a share of the processors, as much as there are pictures to look at.
     """
@@ -118,12 +124,17 @@ def compare_workers(client: Client, size: Size) -> dict[int, float]:
 
 
 @contextlib.contextmanager
-def server(workers_max: int) -> Iterator[Client]:
-    """A served demo model."""
+def server(model: str, workers_max: int) -> Iterator[Client]:
+    """A served model.
+
+    Args:
+        model: `model.source` of the configuration.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     overrides = {
+        "model.source": model,
         "server.grpc.port": port,
         "server.metrics.port": 0,
         "vision.autoscaling_config.max_replicas": workers_max,
@@ -211,7 +222,8 @@ def table(rows: list[Row], size: Size, made_per_s: float, loaded: TextTimes) -> 
     lines = [
         f"{size.num_texts} streams of text, alone and beside {size.num_pictures} JPEGs of {LARGE[0]} x {LARGE[1]} in "
         f"flight, of which {size.workers_beside_text} vision workers made {made_per_s:.2f} per second; {share:.0%} of "
-        f"the gaps were steps without pictures. Then JPEGs of {ORDINARY[0]} x {ORDINARY[1]}, the model stopped.\n",
+        f"the gaps were steps without pictures. Then JPEGs of {ORDINARY[0]} x {ORDINARY[1]}, in tiles of 512 as "
+        "SmolVLM's, the model stopped.\n",
         "| | base | measured | ratio |",
         "|---|---:|---:|---:|",
     ]

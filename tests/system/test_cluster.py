@@ -145,6 +145,16 @@ def test_vision_scales_under_load_and_harms_nobody(up: UpServer, channel: grpc.C
         assert all(answer.token_ids == expected for answer in answers)
 
 
+def test_vision_workers_give_way(up: UpServer) -> None:
+    """Ray starts all its processes at a niceness of 15 unless it is told otherwise, which leaves little below."""
+    [vision_worker] = up.pids("vision_worker")
+    others = up.pids("controller", "gateway", "worker")
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in others} == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert os.getpriority(os.PRIO_PROCESS, vision_worker) > os.getpriority(os.PRIO_PROCESS, 0)
+    threads = [int(folder.name) for folder in Path(f"/proc/{vision_worker}/task").iterdir()]
+    assert [os.sched_getscheduler(thread) for thread in threads].count(os.SCHED_IDLE) == 1
+
+
 def test_more_vision_workers_than_allowed_are_refused(up: UpServer) -> None:
     result = up.home.airside("scale", "vision", "5")
     assert result.returncode == 2

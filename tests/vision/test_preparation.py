@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -10,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from airside.vision_workers import courtesy
 from airside.vision_workers.preparation import Picture, Preparation
 
 PATIENCE_S = 60.0
@@ -78,3 +81,50 @@ def test_a_picture_dropped_while_it_is_decoded_goes_no_further() -> None:
         assert [picture.prepared and picture.prepared.outcome for picture in (current, next_one)] == [None, None]
         wait_until(lambda: decoded[0]() is None)
     assert len(decoded) == 1
+
+
+def policies(preparation: Preparation, pictures: int) -> list[int]:
+    """The scheduling policy that the thread has for each of so many pictures."""
+    seen = []
+    for _ in range(pictures):
+        preparation.start(Picture(b"file"))
+        prepared = take(preparation).prepared
+        assert prepared is not None
+        assert isinstance(prepared.outcome, dict)
+        seen.append(int(prepared.outcome["policy"][0]))
+    return seen
+
+
+def see_policy(_: Image.Image) -> dict[str, NDArray[Any]]:
+    return {"policy": np.array([os.sched_getscheduler(0)])}
+
+
+def test_pictures_are_made_when_nobody_else_wants_to_compute() -> None:
+    before = os.sched_getscheduler(0)
+    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
+        assert policies(preparation, 3) == [os.SCHED_IDLE] * 3
+    assert os.sched_getscheduler(0) == before  # and only they step back
+
+
+def test_a_starved_thread_takes_its_share_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    starved = iter([False, True, False, False])
+    monkeypatch.setattr(courtesy, "was_starved", lambda *_: next(starved))
+    fair = os.sched_getscheduler(0)
+    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
+        assert policies(preparation, 4) == [os.SCHED_IDLE, os.SCHED_IDLE, fair, fair]
+
+
+def test_a_share_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    starved = iter([True, False, False])
+    monkeypatch.setattr(courtesy, "was_starved", lambda *_: next(starved))
+    monkeypatch.setattr(courtesy, "FAIR_S", 0.0)
+    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
+        assert policies(preparation, 3) == [os.SCHED_IDLE] * 3
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "computed_s", "starved"),
+    [(0.9, 0.0, False), (1.1, 0.2, False), (1.1, 0.1, True), (30.0, 3.1, False), (30.0, 2.9, True)],
+)
+def test_starved_is_who_hardly_ran_for_a_long_time(passed_s: float, computed_s: float, starved: bool) -> None:
+    assert courtesy.was_starved(passed_s, computed_s) is starved
