@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from bench import RESULTS, cpu_name, tell
-from picture_load import PictureLoad, jpeg
+from picture_load import PictureLoad, jpeg, page
 from smolvlm import write_tiny_model
 from text_load import TextTimes, measure_texts
 
@@ -33,7 +33,8 @@ from airside.cluster.model_source import resolve
 
 CONFIG = Path(__file__).resolve().parent.parent / "cluster" / "local.yaml"
 AIRSIDE = (sys.executable, "-m", "airside.cluster.cli")
-LARGE, ORDINARY = (4000, 3000), (1024, 768)
+PHOTO = (4000, 3000)  # as telephones take them
+PAGE = (2480, 3508)  # A4, 300 dots per inch
 CALM_S = 120.0  # for vision workers to come, go and put down what nobody wants any more
 
 
@@ -46,6 +47,7 @@ class Size:
     num_texts: int = 4  # streams at once
     num_pictures: int = 32  # in flight
     workers: tuple[int, ...] = (1, 2, 4)
+    pictures_per_request: int = 4  # where only the workers are to be measured
     workers_beside_text: int = 2
     throughput_s: float = 30.0
 
@@ -87,11 +89,11 @@ def compare_texts(client: Client, size: Size) -> tuple[TextTimes, TextTimes, flo
     set_workers(client, size.workers_beside_text)
     measure_texts(client.address, size.num_texts, size.stretch_s / 4)  # warm up
     quiet, loaded, made = TextTimes(), TextTimes(), 0
-    file = jpeg(*LARGE)
+    file = jpeg(*PHOTO)
     for number in range(size.rounds):
         tell(f"round {number + 1} of {size.rounds}: texts alone")
         quiet.add(measure_texts(client.address, size.num_texts, size.stretch_s))
-        tell(f"round {number + 1} of {size.rounds}: beside {size.num_pictures} pictures of {LARGE[0]} x {LARGE[1]}")
+        tell(f"round {number + 1} of {size.rounds}: beside {size.num_pictures} pictures")
         with PictureLoad(client.address, file, size.num_pictures, client.info().image_mark) as load:
             before = load.num_made
             loaded.add(measure_texts(client.address, size.num_texts, size.stretch_s))
@@ -105,13 +107,13 @@ def compare_workers(client: Client, size: Size) -> dict[int, float]:
 
     The rank is stopped meanwhile: it would take a share of the processors, as much as there are pictures to look at.
     """
-    file, mark = jpeg(*ORDINARY), client.info().image_mark
+    file, mark = page(*PAGE), client.info().image_mark
     images_per_s: dict[int, float] = {}
     set_workers(client, size.workers[0])  # fewer than now, which takes a rank that runs: it may be reading their pixels
     with stopped(rank_pid(client)):
         for workers in size.workers:
-            tell(f"pictures of {ORDINARY[0]} x {ORDINARY[1]} with {workers} vision workers")
-            with PictureLoad(client.address, file, size.num_pictures, mark) as load:
+            tell(f"pages with {workers} vision workers")
+            with PictureLoad(client.address, file, size.num_pictures, mark, size.pictures_per_request) as load:
                 # With pictures under way: a rank that has nothing to compute may not be silent.
                 set_workers(client, workers)
                 begin, before = time.perf_counter(), load.num_made
@@ -138,6 +140,7 @@ def server(model: str, workers_max: int) -> Iterator[Client]:
         "server.grpc.port": port,
         "server.metrics.port": 0,
         "vision.autoscaling_config.max_replicas": workers_max,
+        "vision.arena": "2GiB",  # all that are in flight
         "engine.step_timeout_s": 3600,  # a stopped rank is not to be replaced
         "cluster.silence_timeout_s": 60,
     }
@@ -213,17 +216,17 @@ def text_rows(quiet: TextTimes, loaded: TextTimes) -> list[Row]:
 def worker_rows(images_per_s: dict[int, float]) -> list[Row]:
     """Images per second, with one vision worker and with more."""
     one = images_per_s[1]
-    return [Row(f"{workers} vision workers, images/s", one, many) for workers, many in images_per_s.items()]
+    return [Row(f"{workers} vision workers, pages/s", one, many) for workers, many in images_per_s.items()]
 
 
 def table(rows: list[Row], size: Size, made_per_s: float, loaded: TextTimes) -> str:
     """Markdown. The base is the text alone, or the one vision worker."""
     share = len(loaded.plain_gaps_s) / max(1, len(loaded.gaps_s))
     lines = [
-        f"{size.num_texts} streams of text, alone and beside {size.num_pictures} JPEGs of {LARGE[0]} x {LARGE[1]} in "
+        f"{size.num_texts} streams of text, alone and beside {size.num_pictures} JPEGs of {PHOTO[0]} x {PHOTO[1]} in "
         f"flight, of which {size.workers_beside_text} vision workers made {made_per_s:.2f} per second; {share:.0%} of "
-        f"the gaps were steps without pictures. Then JPEGs of {ORDINARY[0]} x {ORDINARY[1]}, in tiles of 512 as "
-        "SmolVLM's, the model stopped.\n",
+        "the gaps were steps without pictures. Then scanned pages, PNGs of "
+        f"{PAGE[0]} x {PAGE[1]}, at SmolVLM's settings, the model stopped.\n",
         "| | base | measured | ratio |",
         "|---|---:|---:|---:|",
     ]

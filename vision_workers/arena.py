@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import AbstractContextManager
 
 from airside.proto.messages import PixelsRef, TensorRef
@@ -9,6 +11,7 @@ from airside.proto.work_marks import JobKey, Work
 from airside.vision_workers.pixel_store import PixelStore, Tensors, Written, as_bytes, slab_bytes, tensor_refs
 from airside.vision_workers.segment import HEADER_BYTES, PAGE_BYTES, Segment
 from airside.vision_workers.slabs import Slabs
+from airside.vision_workers.warm_memory import WarmMemory
 
 
 class Arena(PixelStore):
@@ -28,6 +31,7 @@ class Arena(PixelStore):
     def __init__(self, segment: str, num_bytes: int) -> None:
         super().__init__(segment, Slabs(HEADER_BYTES, num_bytes))
         self._segment = Segment(segment, num_bytes)
+        self._warm = WarmMemory()
 
     def marked(self, work: Work, key: JobKey) -> AbstractContextManager[None]:
         """Meanwhile the segment says that this is being looked into, so that a death is blamed on it."""
@@ -41,11 +45,13 @@ class Arena(PixelStore):
         """
         num_bytes = slab_bytes(tensors)
         slab = self._slabs.allocate(num_bytes)
+        self._warm.take(slab, slab + self._slabs.size(slab))
         refs = tensor_refs(tensors)
         try:
             self._write(slab, tensors, refs)
         except OSError:
             self.release(slab)
+            self._give_back(math.inf)  # others may do with it what was not enough for this one
             raise
         return Written(PixelsRef(segment=self.segment, slab=slab, num_bytes=num_bytes, tensors=refs))
 
@@ -54,13 +60,20 @@ class Arena(PixelStore):
             self._segment.write(slab + ref.offset, as_bytes(tensors[ref.name]))
 
     def release(self, slab: int) -> None:
-        """Takes a slab back, and gives its memory back to the system. `holds(slab)` must be true.
-
-        Slabs share the pages at their ends: such a page goes with the last of them.
-        """
+        """Takes a slab back. Its memory is kept for a moment, see `give_back`. `holds(slab)` must be true."""
         end = slab + self._slabs.size(slab)
-        gap_begin, gap_end = self._slabs.release(slab)
-        self._segment.give_back(max(gap_begin, slab - PAGE_BYTES), min(gap_end, end + PAGE_BYTES))
+        self._slabs.release(slab)
+        self._warm.add(slab, end, time.monotonic())
+
+    def give_back(self) -> None:
+        """Gives the system the memory of slabs that came back a while ago and were not needed since."""
+        self._give_back(time.monotonic())
+
+    def _give_back(self, now: float) -> None:
+        """Slabs share the pages at their ends: such a page goes with the last of them."""
+        for begin, end in self._warm.pop(now):
+            for gap_begin, gap_end in self._slabs.gaps(begin, end):
+                self._segment.give_back(max(gap_begin, begin - PAGE_BYTES), min(gap_end, end + PAGE_BYTES))
 
     def close(self) -> None:
         """Removes the segment. A second call does nothing."""

@@ -46,5 +46,8 @@ class ParcelAccount(PixelStore):
         """Takes a slab back: nobody holds it any more. `holds(slab)` must be true."""
         self._slabs.release(slab)
 
+    def give_back(self) -> None:
+        """Nothing: it keeps none."""
+
     def close(self) -> None:
         """Nothing: there is nothing to remove."""

@@ -78,6 +78,10 @@ class PixelStore(ABC):
         """Takes a slab back. `holds(slab)` must be true."""
 
     @abstractmethod
+    def give_back(self) -> None:
+        """To be called several times a second: memory that is no longer needed goes back to the system."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leaves nothing behind. A second call does nothing."""
 

@@ -61,12 +61,12 @@ class Slabs:
         """Bytes of the slab at this offset. `holds(offset)` must be true."""
         return self._taken[offset]
 
-    def release(self, offset: int) -> tuple[int, int]:
-        """Takes a slab back and joins it with the gaps beside it. `holds(offset)` must be true.
+    def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Begin and end of the gaps that have some of these bytes."""
+        return [(at, at + size) for at, size in self._free if at < end and begin < at + size]
 
-        Returns:
-            Begin and end of the gap that it is a part of now.
-        """
+    def release(self, offset: int) -> None:
+        """Takes a slab back and joins it with the gaps beside it. `holds(offset)` must be true."""
         assert offset in self._taken, f"no slab at {offset}"
         end = offset + self._taken.pop(offset)
         at = bisect.bisect(self._free, (offset, 0))
@@ -78,7 +78,6 @@ class Slabs:
             offset = self._free[at - 1][0]
             first -= 1
         self._free[first:last] = [(offset, end - offset)]
-        return offset, end
 
     def check(self) -> None:
         """Raises AssertionError when slabs and gaps do not tile the range."""

@@ -127,6 +127,7 @@ class VisionWorker:
             self._answer_fetched()
             self._settle()
             self._start_next()
+            self._store.give_back()
             self._say_goodbye_when_drained()
             self._show_life()
             self._stop_when_orphaned()

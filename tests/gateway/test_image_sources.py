@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import textwrap
 import tracemalloc
 from pathlib import Path
@@ -18,6 +17,7 @@ from airside.controller.gateway.errors import RequestError
 from airside.controller.gateway.image_sources import URL_CHARS_MAX, decode_data_uri, read_images
 from airside.controller.gateway.request_checks import ImageLimits
 from airside.proto import airside_pb2 as pb
+from airside.proto.image_content import content_hash
 from airside.proto.messages import AbortSequence
 from tests.gateway.client import Client, failure
 from tests.gateway.conftest import IMAGE_BYTES_MAX, Start
@@ -192,7 +192,7 @@ def test_what_travels_to_the_controller(
         {"url": "https://a.test/x?q"},
         {"data": BASE64},  # JSON's way of writing bytes
     ]
-    content = hashlib.blake2b(PICTURE, digest_size=16).digest()
+    content = content_hash(PICTURE)
     message = {"role": "user", "parts": [{"image": image} for image in images]}
     for method, fields in [
         (client.generate, {"prompt": "<image> <image> <image>", "images": images}),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
 
+from airside.proto.image_content import content_hash
 from airside.proto.messages import AddRequest
 from tests.gateway.bad_options import VOCAB_SIZE, with_drafts, with_output, with_sampling, with_stop
 from tests.gateway.client import Client
@@ -112,7 +112,7 @@ def test_pictures_are_known_by_their_content(client: Client, controller: Scripte
     files = [b"one", b"two", b"one"]
     images = [{"data": base64.b64encode(data).decode()} for data in files]
     request = told(client, controller, prompt="<image>" * 3, images=images)
-    assert request.image_hashes == [hashlib.blake2b(data, digest_size=16).digest() for data in files]
+    assert request.image_hashes == [content_hash(data) for data in files]
     assert {len(digest) for digest in request.image_hashes} == {16}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from airside.proto.image_content import content_hash
 from airside.proto.messages import AddRequest, CountImages
 from tests.gateway.client import Client, failure
 from tests.gateway.conftest import Start
@@ -47,7 +46,7 @@ def test_each_picture_has_its_own_and_what_is_left_out_is_the_checkpoints(
 def test_a_file_alone_is_hashed_alone(client: Client, controller: ScriptedController) -> None:
     request = sent(client, controller, image(FILE))
     assert (request.image_min_pixels, request.image_max_pixels) == ([], [])
-    assert request.image_hashes == [hashlib.blake2b(FILE, digest_size=16).digest()]
+    assert request.image_hashes == [content_hash(FILE)]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from airside.proto.work_marks import Work, read_marks
+from airside.vision_workers import warm_memory
 from airside.vision_workers.arena import Arena, slab_bytes
 from airside.vision_workers.segment import HEADER_BYTES, NoRoomForSegment, sweep
 
@@ -54,6 +56,12 @@ def test_the_segment_is_private_exclusive_and_sparse(name: str) -> None:
     assert not (SHM / name).exists()
 
 
+@pytest.fixture
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_memory, "KEEP_S", 0.0)
+
+
+@pytest.mark.usefixtures("nothing_is_kept")
 def test_memory_goes_back_with_the_last_slab(name: str) -> None:
     with Arena(name, 16 * MIB) as arena:
         refs = [arena.write_tensors({"x": np.ones(MIB, np.uint8)}).ref for _ in range(3)]
@@ -61,10 +69,25 @@ def test_memory_goes_back_with_the_last_slab(name: str) -> None:
         for ref in refs:
             assert arena.holds(ref.slab)
             arena.release(ref.slab)
+        arena.give_back()
         assert (SHM / name).stat().st_blocks * 512 < MIB
         assert (SHM / name).stat().st_size == 16 * MIB
 
 
+def test_memory_that_came_back_is_kept_for_the_next_slab_and_no_longer(name: str) -> None:
+    with Arena(name, 16 * MIB) as arena:
+        for _ in range(5):
+            arena.release(arena.write_tensors({"x": np.ones(3 * MIB, np.uint8)}).ref.slab)
+            arena.give_back()
+            assert 3 * MIB <= (SHM / name).stat().st_blocks * 512 < 4 * MIB
+        ref = arena.write_tensors({"x": np.ones(MIB, np.uint8)}).ref
+        time.sleep(warm_memory.KEEP_S)
+        arena.give_back()
+        assert MIB <= (SHM / name).stat().st_blocks * 512 < 2 * MIB
+        assert np.all(np.memmap(SHM / name, mode="r")[ref.slab : ref.slab + MIB] == 1)
+
+
+@pytest.mark.usefixtures("nothing_is_kept")
 def test_the_memory_of_each_slab_goes_back_while_others_stay(name: str) -> None:
     """Those beside it share pages with it, and keep what they have."""
     with Arena(name, 16 * MIB) as arena:
@@ -72,12 +95,14 @@ def test_the_memory_of_each_slab_goes_back_while_others_stay(name: str) -> None:
         segment = np.memmap(SHM / name, mode="r")
         for number, ref in enumerate(refs[1:8:2], 1):
             arena.release(ref.slab)
+            arena.give_back()
             assert (SHM / name).stat().st_blocks * 512 < (9 - number) * MIB + MIB // 2
         for odd, ref in enumerate(refs, 1):
             if arena.holds(ref.slab):
                 assert np.all(segment[ref.slab : ref.slab + ref.num_bytes] == odd)
         for ref in refs[0::2]:
             arena.release(ref.slab)
+        arena.give_back()
         assert (SHM / name).stat().st_blocks * 512 == HEADER_BYTES
 
 
@@ -85,11 +110,14 @@ def test_full_shared_memory_costs_no_slab(name: str, monkeypatch: pytest.MonkeyP
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
-    with Arena(name, MIB) as arena:
+    with Arena(name, 4 * MIB) as arena:
+        arena.release(arena.write_tensors({"x": np.ones(2 * MIB, np.uint8)}).ref.slab)
+        assert (SHM / name).stat().st_blocks * 512 > MIB
         monkeypatch.setattr(os, "pwrite", no_space)
         with pytest.raises(OSError, match="full"):
             arena.write_tensors({"x": np.ones(8, np.uint8)})
         assert arena.num_slabs == 0
+        assert (SHM / name).stat().st_blocks * 512 < MIB  # what was kept for the next one, too
         assert arena.can_write({"x": np.ones(arena.bytes_total, np.uint8)})
 
 

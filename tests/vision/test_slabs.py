@@ -29,6 +29,9 @@ def test_slabs_never_overlap_and_all_room_comes_back(steps: list[int]) -> None:
             out.append((offset, max(step, 1)))
         slabs.check()
         assert slabs.num_taken == len(out)
+        gaps = slabs.gaps(START, END)
+        assert sum(end - begin for begin, end in gaps) + sum(slabs.size(offset) for offset, _ in out) == END - START
+        assert not any(slabs.gaps(offset, offset + slabs.size(offset)) for offset, _ in out)
     for offset, _ in out:
         slabs.release(offset)
     assert slabs.can_allocate(slabs.bytes_total)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import io
 import os
 import threading
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from airside.proto.channel import Link
-from airside.proto.image_content import PixelRange
+from airside.proto.image_content import PixelRange, content_hash
 from airside.proto.messages import (
     ArenaFull,
     Cancel,
@@ -419,7 +418,7 @@ def test_a_fetched_file_goes_to_the_controller_unread(script: Any, monkeypatch: 
     monkeypatch.setattr(Fetcher, "take", lambda _: [done.pop() for _ in range(len(done))])
     script.send(probe(1, "no picture at all"), b"")
     fetched, (file,) = script.next_with_files()
-    assert fetched == Fetched(1, 2, 1, hashlib.blake2b(b"no picture at all", digest_size=16).digest(), 0.5)
+    assert fetched == Fetched(1, 2, 1, content_hash(b"no picture at all"), 0.5)
     assert file == b"no picture at all"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -113,7 +112,7 @@ def test_a_fetched_file_is_attached(script: Any, host: PictureHost) -> None:
     fetched = envelope.message
     assert isinstance(fetched, Fetched)
     assert (fetched.seq_id, fetched.image_index, fetched.epoch) == (7, 2, 3)
-    assert fetched.content_hash == hashlib.blake2b(PICTURE, digest_size=16).digest()
+    assert fetched.content_hash == content_hash(PICTURE)
     assert fetched.fetch_s > 0
     assert [bytes(part) for part in envelope.attachments] == [PICTURE]
 
