@@ -23,6 +23,9 @@ from airside.cluster.demo_model.training.words import Words
 from airside.cluster.demo_model.training.world import Random, Scene, things_scene
 
 ALONE = tuple(kind for kind in Kind if kind not in ABOUT_TWO and kind not in ABOUT_DIGITS)
+# About one picture these can be asked several times, each time about another thing. They bind a colour to a shape, which
+# is learnt late.
+BINDING = (Kind.COLOUR, Kind.COLOUR, Kind.COUNT_KIND)
 TWO_OF_THINGS = (Kind.TWO_WHICH, Kind.TWO_MORE)
 
 
@@ -35,7 +38,7 @@ class AnswerSettings:
     digits: int = 4
     extra_things: int = 18
     extra_digits: int = 6
-    questions_per_picture: int = 4
+    questions_per_picture: int = 5
     pairs_of_things: int = 3
     pairs_of_digits: int = 2
     adapter_rate: float = 1e-3
@@ -45,9 +48,9 @@ class AnswerSettings:
     readout_share: float = 0.2
     word_share: float = 0.3
     warmup_steps: int = 30
-    chat_every: int = 8
+    chat_every: int = 4
     chats_per_step: int = 5
-    chat_share: float = 1.0
+    chat_share: float = 2.0
     average_decay: float = 0.99
     log_steps: int = 10
     steps_max: int | None = None
@@ -209,9 +212,9 @@ class AnswerStage:
         digits = range(settings.things, settings.things + settings.digits)
         groups = []
         for i in things:
-            order = random.permutation(len(ALONE), axis=0)
-            weighted = sorted(order, key=lambda k: -(random.random() ** (1 / self.scores.share(ALONE[k]))))
-            questions = [q for k in weighted if (q := ask(ALONE[k], [scenes[i]], random)) is not None]
+            kinds = [*ALONE, *BINDING]
+            weighted = sorted(kinds, key=lambda kind: -(random.random() ** (1 / self.scores.share(kind))))
+            questions = [q for kind in weighted if (q := ask(kind, [scenes[i]], random)) is not None]
             groups.append(Group((i,), tuple(questions[: settings.questions_per_picture])))
         for i in digits:
             if (digit := ask(Kind.DIGIT, [scenes[i]], random)) is not None:

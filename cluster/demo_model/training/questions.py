@@ -37,10 +37,12 @@ SHOWN = (
     Kind.DIGIT,
     Kind.SHAPE,
     Kind.COLOUR_OF_ONE,
+    Kind.COLOUR,
     Kind.TOTAL,
     Kind.COUNT_SHAPE,
     Kind.OUTERMOST,
     Kind.TWO_DIGITS,
+    Kind.TWO_WHICH,
     Kind.TWO_MORE,
 )
 
