@@ -23,8 +23,8 @@ from airside.cluster.demo_model.training.words import Words
 from airside.cluster.demo_model.training.world import Random, Scene, things_scene
 
 ALONE = tuple(kind for kind in Kind if kind not in ABOUT_TWO and kind not in ABOUT_DIGITS)
-# About one picture these can be asked several times, each time about another thing. They bind a colour to a shape, which
-# is learnt late.
+# These can be asked several times about one picture, each time about another thing: that a colour belongs to a shape is
+# learnt late.
 BINDING = (Kind.COLOUR, Kind.COLOUR, Kind.COUNT_KIND)
 TWO_OF_THINGS = (Kind.TWO_WHICH, Kind.TWO_MORE)
 
