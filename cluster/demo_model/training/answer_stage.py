@@ -212,8 +212,7 @@ class AnswerStage:
         digits = range(settings.things, settings.things + settings.digits)
         groups = []
         for i in things:
-            kinds = [*ALONE, *BINDING]
-            weighted = sorted(kinds, key=lambda kind: -(random.random() ** (1 / self.scores.share(kind))))
+            weighted = sorted(ALONE + BINDING, key=lambda kind: -(random.random() ** (1 / self.scores.share(kind))))
             questions = [q for kind in weighted if (q := ask(kind, [scenes[i]], random)) is not None]
             groups.append(Group((i,), tuple(questions[: settings.questions_per_picture])))
         for i in digits:

@@ -30,8 +30,8 @@ PNG_COLOURS = 64  # drawn pictures have few; a palette makes the files a third a
 def main() -> None:
     """Writes the files and the catalogue, and says how large they are."""
     FOLDER.mkdir(exist_ok=True)
-    for path in FOLDER.iterdir():
-        path.unlink()
+    for old in FOLDER.iterdir():
+        old.unlink()
     scans = load_scans()
     entries = []
     for turn in range(PER_KIND):
