@@ -42,7 +42,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 
 def page(width: int, height: int) -> bytes:
-    """A scanned page of text as PNG."""
+    """A page of text as PNG, drawn in black on white."""
     chosen = random.Random(0)
     picture = Image.new("RGB", (width, height), "white")
     drawing, size = ImageDraw.Draw(picture), height // 80
@@ -90,7 +90,7 @@ class PictureLoad:
         return self._made.value
 
     def __enter__(self) -> Self:
-        """Returns once the first turn of all is over: they no longer come all at once. Raises RuntimeError."""
+        """Returns once so many have been made: they no longer come all at once. Raises RuntimeError."""
         self._process.start()
         while self.num_made < self._in_flight:
             self._check(0.05)

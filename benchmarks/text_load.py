@@ -14,7 +14,7 @@ from airside.proto import airside_pb2 as pb
 from airside.proto.airside_pb2_grpc import InferenceStub
 
 ORDINARY_TOKEN_IDS = range(1000, 40_000)  # no special tokens among them
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = 4  # all streams' together are fewer than a picture has
 OUTPUT_TOKENS = 32
 
 

@@ -65,7 +65,9 @@ class LocalProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops its children in order
+                # Ctrl-C is for this process, which then stops its children in order. A session of its own for each
+                # would do that too, but Linux shares processors out evenly among sessions, whatever their priorities.
+                process_group=0,
             )
         self._children[name] = child
         return child.pid

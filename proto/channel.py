@@ -269,7 +269,9 @@ class _Connection:
         self._broken = False
 
     def check(self) -> None:
-        """Raises ConnectionBroken. To be called when no message is there: what had come before is good."""
+        """Raises ConnectionBroken. To be called when no message is there, as what had come before is good, or when
+        none can be sent.
+        """
         while not self._broken and self.events.poll(0):
             self._broken = recv_monitor_message(self.events)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._since = None

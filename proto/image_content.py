@@ -29,7 +29,7 @@ def pixel_ranges(min_pixels: Sequence[int], max_pixels: Sequence[int], num_image
 
 
 def content_hash(data: bytes | memoryview, within: PixelRange = ANY_PIXELS) -> bytes:
-    """16 bytes of SHA-256, for which processors have instructions; equal for equal content."""
+    """16 bytes of SHA-256, for which many processors have instructions; equal for equal content."""
     digest = hashlib.sha256(data)
     digest.update(struct.pack("<QQ", *within))
     return digest.digest()[:HASH_BYTES]

@@ -119,7 +119,7 @@ class VisionWorkerSettings(Settings):
     max_pixels: int
     max_aspect: float
     background: str = "#ffffff"
-    nice: int = 10
+    nice: int = 19  # behind everybody else
     node: str = "local"
     log_level: str = "info"
     allow_urls: bool = False

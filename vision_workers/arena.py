@@ -51,11 +51,18 @@ class Arena(PixelStore):
             self._write(slab, tensors, refs)
         except OSError:
             self.release(slab)
-            self._give_back(math.inf)  # others may do with it what was not enough for this one
+            self._give_back(math.inf)  # nothing is kept from others that have no memory, either
             raise
         return Written(PixelsRef(segment=self.segment, slab=slab, num_bytes=num_bytes, tensors=refs))
 
     def _write(self, slab: int, tensors: Tensors, refs: list[TensorRef]) -> None:
+        try:
+            self._copy(slab, tensors, refs)
+        except OSError:
+            self._give_back(math.inf)  # it may be our own memory that is missing
+            self._copy(slab, tensors, refs)
+
+    def _copy(self, slab: int, tensors: Tensors, refs: list[TensorRef]) -> None:
         for ref in refs:
             self._segment.write(slab + ref.offset, as_bytes(tensors[ref.name]))
 

@@ -1,25 +1,41 @@
-"""How much of the processors the making of pictures takes: what others leave, unless they leave next to nothing.
+"""How the making of pictures shares processors: in turns so short that nobody waits for one to end.
 
-Being "nice" is not enough beside a rank that computes in many short bursts: a nice thread is let run on for
-milliseconds after the rank has woken up. An idle one (sched(7), SCHED_IDLE) makes room at once.
+Being "nice" alone is not enough beside a rank that computes in many short bursts: Linux lets a nice thread finish its
+turn of some milliseconds after the rank has woken up. Since Linux 6.12 a thread may ask for shorter turns.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 
-FAIR_S = 10.0
-"""So long a thread that was starved takes its fair share, before it steps back again."""
+TURN_NS = 100_000
+"""The shortest there is."""
 
-_STARVED_S = 1.0
-_STARVED_SHARE = 0.1
-
-
-def step_back() -> None:
-    """From now on this thread runs when no other wants to. Without privileges there is no way back."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the system call, for which C libraries have no function
 
 
-def was_starved(passed_s: float, computed_s: float) -> bool:
-    """Whether a thread that had something to compute was let do so for next to none of the time."""
-    return passed_s > _STARVED_S and computed_s < _STARVED_SHARE * passed_s
+class _SchedAttr(ctypes.Structure):
+    """`struct sched_attr` of sched_setattr(2), as it was at first."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32),
+        ("runtime", ctypes.c_uint64),  # of a turn
+        ("deadline", ctypes.c_uint64),
+        ("period", ctypes.c_uint64),
+    )
+
+
+def take_short_turns() -> bool:
+    """From now on this thread's turns are short; False: the system has no such thing, and all is as before."""
+    call = _SCHED_SETATTR.get(platform.machine())
+    if call is None:
+        return False
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    wanted = _SchedAttr(size=ctypes.sizeof(_SchedAttr), policy=os.SCHED_OTHER, nice=nice, runtime=TURN_NS)
+    return bool(ctypes.CDLL(None).syscall(call, 0, ctypes.byref(wanted), 0) == 0)

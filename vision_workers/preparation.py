@@ -16,7 +16,7 @@ from typing import Self
 
 from PIL import Image
 
-from airside.vision_workers import courtesy
+from airside.vision_workers.courtesy import take_short_turns
 from airside.vision_workers.image_error import ImageError, attempt
 from airside.vision_workers.pixel_store import Tensors
 
@@ -63,15 +63,9 @@ class Preparation:
         self._done: deque[Picture] = deque()
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Can be read from when a picture is done, until `take`."""
-        self._was_starved = False  # the thread has ended for that
-        self._thread = self._start_thread(fair_s=0)
-
-    def _start_thread(self, fair_s: float) -> threading.Thread:
-        """One that steps back behind all other processes after so many seconds."""
         # A daemon: a decoder that hangs must not keep the process from exiting.
-        thread = threading.Thread(target=self._run, args=(fair_s,), name="preparation", daemon=True)
-        thread.start()
-        return thread
+        self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
+        self._thread.start()
 
     def start(self, picture: Picture) -> None:
         """Begins with a picture's file once those before it are done, and returns at once."""
@@ -83,11 +77,6 @@ class Preparation:
             os.eventfd_read(self.wake_fd)
         except BlockingIOError:
             return []
-        if self._was_starved:
-            # Only a new thread has the priority that the old one gave up.
-            self._thread.join()
-            self._was_starved = False
-            self._thread = self._start_thread(courtesy.FAIR_S)
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def close(self) -> None:
@@ -97,25 +86,18 @@ class Preparation:
         if not self._thread.is_alive():
             os.close(self.wake_fd)
 
-    def _run(self, fair_s: float) -> None:
-        until, is_fair = time.monotonic() + fair_s, True
-        while not self._was_starved:
-            if is_fair and time.monotonic() >= until:
-                courtesy.step_back()
-                is_fair = False
-            if not self._prepare_next(is_fair):
-                return
+    def _run(self) -> None:
+        take_short_turns()
+        while self._prepare_next():
+            pass
 
-    def _prepare_next(self, is_fair: bool) -> bool:
+    def _prepare_next(self) -> bool:
         """False: there is to be no next one. Holds on to no picture while it waits for one."""
         picture = self._started.get()
         if picture is None:
             return False
-        began, computed_s = time.monotonic(), time.thread_time()
         picture.prepared = self._prepare(picture)
         picture.data = b""
-        passed_s, computed_s = time.monotonic() - began, time.thread_time() - computed_s
-        self._was_starved = not is_fair and courtesy.was_starved(passed_s, computed_s)
         self._done.append(picture)
         os.eventfd_write(self.wake_fd, 1)
         return True

@@ -6,7 +6,7 @@ Taking pages from the system and giving them back takes longer than filling them
 from __future__ import annotations
 
 KEEP_S = 0.3
-"""For so long it is kept. A picture that is made takes less, so that a busy worker goes on with the same memory."""
+"""For so long it is kept. Most pictures take less to make, so that a busy worker goes on with the same memory."""
 
 Range = tuple[int, int]
 """First byte, and the one behind the last."""

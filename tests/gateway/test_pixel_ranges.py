@@ -73,6 +73,6 @@ def test_a_model_with_one_way_refuses_them_in_a_chat_too(client: Client) -> None
 
 def test_they_count_where_tokens_are_counted(scaling: Client, controller: ScriptedController) -> None:
     images = [image(FILE), image(FILE) | {"max_pixels": 2000}]
-    scaling.start("Inference", "CountTokens", prompt="<image><image>", images=images)
+    _call = scaling.start("Inference", "CountTokens", prompt="<image><image>", images=images)  # cancelled if forgotten
     query = controller.expect(CountImages)
     assert (query.min_pixels, query.max_pixels) == ([0, 0], [0, 2000])

@@ -87,7 +87,7 @@ def say_hello(bus: Bus, link: Link) -> None:
 
 
 def fill(link: Link) -> None:
-    """Sends more than can wait: a link that was refused has no place for it, or one that fills up as it tries again."""
+    """Sends more than can wait. A link that was refused has no room at all, or little while it tries again."""
     for _ in range(2 * OUTBOX_MESSAGES_MAX):
         link.send(Credit(1))
 

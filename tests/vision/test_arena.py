@@ -74,17 +74,41 @@ def test_memory_goes_back_with_the_last_slab(name: str) -> None:
         assert (SHM / name).stat().st_size == 16 * MIB
 
 
-def test_memory_that_came_back_is_kept_for_the_next_slab_and_no_longer(name: str) -> None:
+def test_memory_that_came_back_is_kept_for_the_next_slab_and_no_longer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with Arena(name, 16 * MIB) as arena:
-        for _ in range(5):
-            arena.release(arena.write_tensors({"x": np.ones(3 * MIB, np.uint8)}).ref.slab)
+        for turn in range(5):
+            now = 0.7 * turn * warm_memory.KEEP_S  # each time the memory of the turn before is still warm
+            slab = arena.write_tensors({"x": np.ones(3 * MIB, np.uint8)}).ref.slab
+            now += 0.6 * warm_memory.KEEP_S  # and would not be, but for its use in this turn
+            arena.release(slab)
             arena.give_back()
             assert 3 * MIB <= (SHM / name).stat().st_blocks * 512 < 4 * MIB
         ref = arena.write_tensors({"x": np.ones(MIB, np.uint8)}).ref
-        time.sleep(warm_memory.KEEP_S)
+        now += 1.1 * warm_memory.KEEP_S
         arena.give_back()
         assert MIB <= (SHM / name).stat().st_blocks * 512 < 2 * MIB
         assert np.all(np.memmap(SHM / name, mode="r")[ref.slab : ref.slab + MIB] == 1)
+
+
+def test_memory_that_is_kept_is_no_reason_to_have_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has room for five MiB of this segment."""
+    write = os.pwrite
+
+    def limited(descriptor: int, data: memoryview, offset: int) -> int:
+        if (SHM / name).stat().st_blocks * 512 + len(data) > 5 * MIB:
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data, offset)
+
+    with Arena(name, 16 * MIB) as arena:
+        first, second = (arena.write_tensors({"x": np.ones(size * MIB, np.uint8)}).ref.slab for size in (2, 1))
+        arena.release(first)
+        monkeypatch.setattr(os, "pwrite", limited)
+        arena.write_tensors({"x": np.ones(3 * MIB, np.uint8)})  # larger than the gap whose memory is kept
+        arena.release(second)
 
 
 @pytest.mark.usefixtures("nothing_is_kept")

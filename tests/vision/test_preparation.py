@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,48 +85,23 @@ def test_a_picture_dropped_while_it_is_decoded_goes_no_further() -> None:
     assert len(decoded) == 1
 
 
-def policies(preparation: Preparation, pictures: int) -> list[int]:
-    """The scheduling policy that the thread has for each of so many pictures."""
-    seen = []
-    for _ in range(pictures):
+def test_pictures_are_made_in_short_turns_and_no_less_nicely() -> None:
+    """Linux shows a turn's length from 6.12 on, and only then is there anything to ask for."""
+    seen: list[tuple[int, list[str]]] = []
+
+    def process(_: Image.Image) -> dict[str, NDArray[Any]]:
+        lines = Path("/proc/thread-self/sched").read_text().splitlines()
+        seen.append((os.getpriority(os.PRIO_PROCESS, 0), [line.split()[-1] for line in lines if "se.slice" in line]))
+        return {}
+
+    with Preparation(lambda _: Image.new("RGB", (8, 8)), process) as preparation:
         preparation.start(Picture(b"file"))
-        prepared = take(preparation).prepared
-        assert prepared is not None
-        assert isinstance(prepared.outcome, dict)
-        seen.append(int(prepared.outcome["policy"][0]))
-    return seen
+        take(preparation)
+    [(nice, turns)] = seen
+    assert nice == os.getpriority(os.PRIO_PROCESS, 0)
+    assert turns in ([], [str(courtesy.TURN_NS)])
 
 
-def see_policy(_: Image.Image) -> dict[str, NDArray[Any]]:
-    return {"policy": np.array([os.sched_getscheduler(0)])}
-
-
-def test_pictures_are_made_when_nobody_else_wants_to_compute() -> None:
-    before = os.sched_getscheduler(0)
-    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
-        assert policies(preparation, 3) == [os.SCHED_IDLE] * 3
-    assert os.sched_getscheduler(0) == before  # and only they step back
-
-
-def test_a_starved_thread_takes_its_share_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    starved = iter([False, True, False, False])
-    monkeypatch.setattr(courtesy, "was_starved", lambda *_: next(starved))
-    fair = os.sched_getscheduler(0)
-    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
-        assert policies(preparation, 4) == [os.SCHED_IDLE, os.SCHED_IDLE, fair, fair]
-
-
-def test_a_share_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    starved = iter([True, False, False])
-    monkeypatch.setattr(courtesy, "was_starved", lambda *_: next(starved))
-    monkeypatch.setattr(courtesy, "FAIR_S", 0.0)
-    with Preparation(lambda _: Image.new("RGB", (8, 8)), see_policy) as preparation:
-        assert policies(preparation, 3) == [os.SCHED_IDLE] * 3
-
-
-@pytest.mark.parametrize(
-    ("passed_s", "computed_s", "starved"),
-    [(0.9, 0.0, False), (1.1, 0.2, False), (1.1, 0.1, True), (30.0, 3.1, False), (30.0, 2.9, True)],
-)
-def test_starved_is_who_hardly_ran_for_a_long_time(passed_s: float, computed_s: float, starved: bool) -> None:
-    assert courtesy.was_starved(passed_s, computed_s) is starved
+def test_a_system_without_short_turns_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
+    assert not courtesy.take_short_turns()

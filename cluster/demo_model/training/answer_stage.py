@@ -23,7 +23,7 @@ from airside.cluster.demo_model.training.words import Words
 from airside.cluster.demo_model.training.world import Random, Scene, things_scene
 
 ALONE = tuple(kind for kind in Kind if kind not in ABOUT_TWO and kind not in ABOUT_DIGITS)
-# These can be asked several times about one picture, each time about another thing: that a colour belongs to a shape is
+# These may be asked several times about one picture, mostly about other things: that a colour belongs to a shape is
 # learnt late.
 BINDING = (Kind.COLOUR, Kind.COLOUR, Kind.COUNT_KIND)
 TWO_OF_THINGS = (Kind.TWO_WHICH, Kind.TWO_MORE)

@@ -30,9 +30,9 @@ PNG_COLOURS = 64  # drawn pictures have few; a palette makes the files a third a
 def main() -> None:
     """Writes the files and the catalogue, and says how large they are."""
     FOLDER.mkdir(exist_ok=True)
+    scans = load_scans()
     for old in FOLDER.iterdir():
         old.unlink()
-    scans = load_scans()
     entries = []
     for turn in range(PER_KIND):
         for number, kind in enumerate(SHOWN):
