@@ -39,6 +39,7 @@ class EngineHost:
         self.detail = "waiting for the model workers"
         self.num_blocks = 0  # KV blocks of the engine; 0 before there is one
         self.num_state_slots = 0  # the engine's; 0 for a model without fixed-size state
+        self.speaker: str | None = None  # bus name of the rank that speaks for the group; None: no group is set up
         self._in_flight: deque[int] = deque()  # ids of steps that the ranks have, oldest first
         self._settings = settings
         self._group: WorkerGroup | None = None
@@ -61,11 +62,6 @@ class EngineHost:
     def ranks(self) -> list[str]:
         """Bus names of the current group's ranks, as far as they are up."""
         return [] if self._group is None else self._group.names
-
-    @property
-    def speaker(self) -> str | None:
-        """Bus name of the rank that speaks for the current group, once the group is set up."""
-        return None if self._group is None or self.status is not EngineStatus.READY else self._group.speaker
 
     def rank_states(self) -> dict[str, str]:
         """ "starting", "ready" or "busy" by rank."""
@@ -115,6 +111,7 @@ class EngineHost:
             self.num_blocks, self.num_state_slots = self._group.num_blocks, self._group.num_state_slots
             self.engine = make_engine(self._settings, self.num_blocks, self.num_state_slots)
         self.status, self.detail = EngineStatus.READY, ""
+        self.speaker = self._group.speaker
         _log.info("engine_ready launch=%d num_blocks=%d", self._group.number, self.num_blocks)
         return KvSetup(self.num_blocks)
 
@@ -124,7 +121,7 @@ class EngineHost:
             return []
         number, ranks, steps = self._group.number, self._group.names, list(self._in_flight)
         _log.error("worker_group_lost launch=%d steps=%s why=%s next=wait_for_launch", number, steps, why)
-        self._group, self._group_min = None, number + 1
+        self._group, self._group_min, self.speaker = None, number + 1, None
         if self.engine is not None:
             self.engine.fail_step(now)
             self.status = EngineStatus.RECOVERING
@@ -141,7 +138,7 @@ class EngineHost:
 
     def schedule(self, now: float) -> _core.StepPlan | None:
         """The next step, in flight from now on; None when there are enough, no workers, or nothing to compute."""
-        if self.engine is None or self.status is not EngineStatus.READY:
+        if self.engine is None or self.speaker is None:
             return None
         plan = self.engine.schedule(now)
         if plan is not None:

@@ -7,6 +7,18 @@
 #include "engine/engine.h"
 
 namespace airside {
+namespace {
+
+constexpr std::size_t kRowsAhead = 4;
+
+// The model has taken the caches since the sequences were last looked at. Memory is slow, but
+// brings several things at a time.
+void FetchAhead(std::span<const Row> rows) {
+  if (rows.size() > 2 * kRowsAhead) rows[2 * kRowsAhead].sequence->Prefetch();
+  if (rows.size() > kRowsAhead) rows[kRowsAhead].sequence->PrefetchOutput();
+}
+
+}  // namespace
 
 void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
   if (in_flight_.empty() || in_flight_.front().id != step_id) {
@@ -22,7 +34,9 @@ void Engine::Apply(StepId step_id, const StepResult& result, Seconds now) {
   in_flight_.pop_front();
   outbox_.BeginStep(step.num_tokens);
   ResultReader reader(result);
-  for (const Row& row : step.rows) {
+  for (std::span<const Row> rows(step.rows); !rows.empty(); rows = rows.subspan(1)) {
+    FetchAhead(rows);
+    const Row& row = rows.front();
     --row.sequence->schedule.num_rows;
     const RowResult part = reader.Next(row);
     if (!IsFinal(row.sequence->status())) ApplyRow(row, step.DraftsOf(row), part);
