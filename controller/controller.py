@@ -103,8 +103,8 @@ class Controller:
         self._clock.start()
         while (plan := self._host.schedule(time.time())) is not None:
             self._clock.lap("schedule")
-            images = [] if plan.is_plain else plan.images
-            self._ledger.begin_step([image[0] for image in images])
+            images = [] if plan.is_plain else [image[:2] for image in plan.images] + plan.ahead
+            self._ledger.begin_step([seq_id for seq_id, _ in images])
             frame = plan_frame(plan, self._ledger)
             self._clock.lap("build")
             if self._host.steps_in_flight == 1:

@@ -30,13 +30,15 @@ def plan_frame(plan: _core.StepPlan, ledger: VisionLedger) -> bytes:
     as much.
     """
     if plan.is_plain:
-        return plan.frame(VERSION, StepPlan.kind, _NO_ROWS, _NO_ROWS, _NO_ROWS)
+        return plan.frame(VERSION, StepPlan.kind, _NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS)
     images = [
         ImageRow(seq_id, image_index, start, count, *ledger.pixels(seq_id, image_index))
         for seq_id, image_index, start, count in plan.images
     ]
     opened = [_read_opened(row) for row in plan.opened]
-    return plan.frame(VERSION, StepPlan.kind, pack_rows(images), pack_rows(plan.prompt_logprobs), pack_rows(opened))
+    ahead = [ImageRow(*image, 0, 0, *ledger.pixels(*image)) for image in plan.ahead]
+    scores = pack_rows(plan.prompt_logprobs)
+    return plan.frame(VERSION, StepPlan.kind, pack_rows(images), scores, pack_rows(opened), pack_rows(ahead))
 
 
 def output_frame(output: _core.ClientOutput, image_causes: Mapping[int, str] = _NO_CAUSES) -> bytes:

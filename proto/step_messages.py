@@ -126,6 +126,7 @@ class StepPlan(Message):
     state_from: bytes = b""  # i32 [num_seqs]: the block after which the state is taken up; -1: the slot's own
     tail_ids: bytes = b""  # i32 [num_seqs * n]: the n tokens before each row, oldest first; -1: before the start
     position_shifts: bytes = b""  # i32 [num_seqs]: tokens less rope positions of the pictures before each row. b"": 0
+    ahead: list[ImageRow] = field(default_factory=list)  # to be encoded for later steps; of none is a part read here
 
 
 @dataclass(frozen=True, slots=True)

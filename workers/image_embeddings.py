@@ -25,7 +25,8 @@ class ImageEmbeddings:
 
     Args:
         encode: one picture's pixels -> [num_image_tokens, hidden]. Not called for a picture that is kept.
-        bytes_max: what may be kept; a picture that a step touches is there until the end of the step in any case.
+        bytes_max: what may be kept. In any case a picture is there until the end of a step that reads it, and one that
+            was encoded ahead until the next is read or encoded.
     """
 
     def __init__(self, encode: Callable[[PixelsRef], Tensor], bytes_max: int) -> None:
@@ -43,14 +44,24 @@ class ImageEmbeddings:
             ValueError: a row asks for more embeddings than its picture has.
         """
         parts = torch.cat([self._part(image) for image in images])
-        while self._bytes > self._bytes_max:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        self._let_go()
         return parts
+
+    def encode(self, images: Sequence[ImageRow]) -> None:
+        """Has the pictures at hand for the next steps: until others are encoded so, however many bytes they have."""
+        if images:
+            self._let_go()
+        for image in images:
+            self._get(image)
 
     def take_news(self) -> list[EncodedRow]:
         """Since the last call: images that a sequence used for the first time, or that had to be encoded again."""
         news, self._news = self._news, []
         return [EncodedRow(*row, kept_bytes=self._bytes) for row in news]
+
+    def _let_go(self) -> None:
+        while self._bytes > self._bytes_max:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _part(self, image: ImageRow) -> Tensor:
         embeddings = self._get(image)

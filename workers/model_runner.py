@@ -129,6 +129,7 @@ class ModelRunner:
         prompt_logprobs = self._score_prompts(plan, scored[num_positions:])
         self._before = _StepBefore(plan.step_id, num_positions, None if sampled is None else sampled.tokens)
         proposals = self._propose(plan, batch, final)
+        self._images.encode(plan.ahead)
         encoded = self._images.take_news()  # on all ranks, or it would add up on those that do not answer
         if sampled is None:
             return None

@@ -69,12 +69,12 @@ class VisionDesk:
         """A gateway is gone."""
         self._counts.forget(gateway)
 
-    def send_pixels(self, images: Iterable[tuple[int, int, int, int]]) -> None:
+    def send_pixels(self, images: Iterable[tuple[int, int]]) -> None:
         """Sends the ranks what a plan reads and they cannot map, unless they have it; before the plan itself.
 
-        `images`: as the engine's plan has them, (seq_id, image_index, ...).
+        `images`: (seq_id, image_index) of each.
         """
-        slabs = (self._images.slab_of(seq_id, image_index) for seq_id, image_index, *_ in images)
+        slabs = (self._images.slab_of(seq_id, image_index) for seq_id, image_index in images)
         for slab in self._parcels.take_missing(slabs):
             ref, data = slab.ref, slab.data
             assert data is not None, ref

@@ -62,6 +62,13 @@ struct EngineConfig {
 
   std::optional<TokenId> MarkId() const { return image_mark_id ? image_mark_id : image_token_id; }
 
+  // Whether images may be encoded in steps before those that read them: see encode_ahead.cpp.
+  // Whole prompts cannot end before an image; under prefill_first nobody decodes beside them; and
+  // in strict order nobody may pass one that waits for a step.
+  bool MayEncodeAhead() const {
+    return image_token_id && enable_chunked_prefill && !prefill_first && !strict_fifo;
+  }
+
   // A token that only requests and their images may bring: it would be taken for an image.
   bool StandsForImage(TokenId token) const {
     return token == image_token_id || token == image_mark_id;

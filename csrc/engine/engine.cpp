@@ -72,7 +72,7 @@ bool Engine::SetShape(SeqId seq_id, int image_index, ImageShape shape) {
 
   scheduler_.Withdraw(*sequence);
   image.TakeShape(std::move(shape));
-  if (sequence->ShapesKnown()) ExpandPrompt(sequence->input);
+  if (sequence->ShapesKnown()) ExpandPrompt(sequence->input, config_.image_token_id);
   scheduler_.Enqueue(*sequence);
 
   if (sequence->ShapesKnown()) {
@@ -102,6 +102,7 @@ bool Engine::SetReady(SeqId seq_id, int image_index) {
   const bool waits = sequence->status() == Status::kWaiting;
   if (waits) scheduler_.Withdraw(*sequence);
   image.state = Image::State::kReady;
+  AwaitEncoder(*sequence, image_index);
   if (waits) scheduler_.Enqueue(*sequence);
   const auto& images = sequence->input.images;
   if (std::all_of(images.begin(), images.end(),
@@ -153,13 +154,18 @@ std::optional<StepPlan> Engine::Schedule(Seconds now) {
   AdvanceClock(now);
   EndOverdue();
   if (!MayPlan()) return std::nullopt;
+  const std::int32_t num_decodes = images_.waiting().empty() ? 0 : scheduler_.NumDecodes();
+  const auto candidates = TakeReadable(num_decodes);
+  LetRead(candidates);
   Scheduler::Selection selection =
       scheduler_.Schedule(StepId{num_scheduled_ + 1}, in_flight_.empty(), now_);
+  HoldBackUnread(candidates);
   for (Sequence* sequence : selection.stopped) {
     Dismiss(*sequence, sequence->NumMade(),
             "preempted: sequences ahead of it needed its KV blocks");
   }
   if (selection.step.rows.empty()) return std::nullopt;
+  if (num_decodes > 0) selection.step.ahead = EncodeAhead(num_decodes);
   ++num_scheduled_;
   in_flight_.push_back(std::move(selection.step));
   return MakeStepPlan(in_flight_.back(), config_, scheduler_.drafter(), std::exchange(closed_, {}));
@@ -170,6 +176,7 @@ void Engine::FailStep(Seconds now) {
   in_flight_.clear();
   leaving_.clear();
   closed_.clear();
+  images_.Clear();
   for (Sequence* sequence : InOrderOfAdding()) {
     scheduler_.Withdraw(*sequence);
     sequence->schedule.num_rows = 0;
@@ -177,6 +184,9 @@ void Engine::FailStep(Seconds now) {
     sequence->schedule.opened = false;
     sequence->structured.grammar_ready = false;
     sequence->output.num_scores_pending = 0;
+    for (std::size_t i = 0; i < sequence->input.images.size(); ++i) {
+      AwaitEncoder(*sequence, static_cast<std::int32_t>(i));
+    }
     scheduler_.StartOver(*sequence, now_);
   }
   scheduler_.ForgetContents();
@@ -210,6 +220,7 @@ void Engine::Dismiss(Sequence& sequence, std::int64_t completion_tokens, std::st
                     MakeFinish(sequence, completion_tokens, std::move(detail), now_));
   if (sequence.request.deadline) deadlines_.erase(&sequence);
   if (sequence.schedule.opened) closed_.push_back(sequence.request.id);
+  if (!sequence.input.images.empty()) images_.Remove(sequence);
   scheduler_.Leave(sequence);
   auto node = live_.extract(sequence.request.id);
   if (sequence.schedule.num_rows > 0) leaving_.push_back(std::move(node.mapped()));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "engine/encode_queue.h"
 #include "engine/ending.h"
 #include "engine/outbox.h"
 #include "engine/request.h"
@@ -94,7 +95,7 @@ class Engine {
   int QueuePosition(SeqId seq_id) const;
   std::vector<TokenId> OutputIds(SeqId seq_id) const;  // empty when it is not live
   std::vector<SeqId> StructuredIds() const;            // live, in order of adding
-  bool HasWork() const { return MayPlan() && scheduler_.HasWork(); }
+  bool HasWork() const { return MayPlan() && (scheduler_.HasWork() || WaitsForNothingElse()); }
   int StepsInFlight() const { return static_cast<int>(in_flight_.size()); }
 
   // Throws std::logic_error that names the first broken invariant. Looks at everything.
@@ -110,6 +111,13 @@ class Engine {
   std::vector<Sequence*> InOrderOfAdding() const;
   Sequence* FindImage(SeqId seq_id, int image_index) const;
   bool MayPlan() const;
+
+  void AwaitEncoder(Sequence& sequence, std::int32_t image_index);
+  std::vector<EncodeQueue::Entry> TakeReadable(std::int32_t num_decodes);
+  void LetRead(std::span<const EncodeQueue::Entry> images);
+  void HoldBackUnread(std::span<const EncodeQueue::Entry> images);
+  std::vector<ImageId> EncodeAhead(std::int32_t num_decodes);
+  bool WaitsForNothingElse() const;
 
   void AdvanceClock(Seconds now);
   void EndOverdue();
@@ -131,6 +139,7 @@ class Engine {
   std::unordered_map<SeqId, std::unique_ptr<Sequence>> live_;
   std::vector<std::unique_ptr<Sequence>> leaving_;  // ended, but rows in flight refer to them
   std::set<Sequence*, ByDeadline> deadlines_;       // of live sequences that have one
+  EncodeQueue images_;                              // whose pixels are in
   std::deque<Step> in_flight_;                      // oldest first
   std::vector<SeqId> closed_;  // opened and ended, but the workers have not been told of the end
   std::vector<SeqId> seeing_;  // all their pixels have come in since anyone told the time

@@ -42,9 +42,15 @@ struct Image {
   // The picture's tokens in the prompt are [begin, end): the mark at first, then the expansion.
   std::int32_t begin = 0;
   std::int32_t end = 0;
+  std::int32_t embeds_begin = -1;  // the first of them whose embedding is the picture's; -1: none
+  // Since the workers came up it was told to them, or may be read by a row as it is: the workers
+  // encode what they do not have.
+  bool is_encoded = false;
   std::int32_t position_shift = 0;
   // Equal for equal pictures, and for no others. With the shape, it covers that too.
   std::uint64_t content = 0;
+
+  bool WaitsForEncoder() const { return !is_encoded && embeds_begin >= 0; }
 
   void TakeShape(ImageShape shape);
 };

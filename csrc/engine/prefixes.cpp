@@ -5,9 +5,10 @@
 
 namespace airside {
 
-std::span<const BlockKey> Prefixes::FindHits(Sequence& sequence) {
+std::span<const BlockKey> Prefixes::FindHits(Sequence& sequence, bool as_if_encoded) {
   if (!LooksUp(sequence)) return {};
-  const std::int32_t tokens_max = std::min(sequence.Length(), sequence.ReadyLength()) - 1;
+  const std::int32_t ready = sequence.ReadyLength(as_if_encoded);
+  const std::int32_t tokens_max = std::min(sequence.Length(), ready) - 1;
   const std::int32_t num_blocks = tokens_max / config_.block_size;
   if (num_blocks <= 0) return {};
   ExtendKeys(sequence, num_blocks);

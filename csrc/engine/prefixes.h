@@ -17,8 +17,9 @@ class Prefixes {
   Prefixes(const EngineConfig& config, BlockManager& blocks) : config_(config), blocks_(blocks) {}
 
   // Keys of the leading blocks that the cache has for the sequence, were nothing computed. What is
-  // left is never nothing: the last token that may be computed is always computed.
-  std::span<const BlockKey> FindHits(Sequence& sequence);
+  // left is never nothing: the last token that may be computed, as in ReadyLength, is always
+  // computed.
+  std::span<const BlockKey> FindHits(Sequence& sequence, bool as_if_encoded = false);
 
   // Whether FindHits looks at all. Log-probabilities of a prompt come of computing it.
   bool LooksUp(const Sequence& sequence) const {

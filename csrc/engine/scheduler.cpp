@@ -33,6 +33,20 @@ bool Scheduler::HasWork() const {
          queue_.Front(config_.strict_fifo) != nullptr;
 }
 
+bool Scheduler::Finds(Sequence& sequence, std::int32_t num_tokens) {
+  if (!sequence.cache.blocks.empty() || !sequence.ShapesKnown()) return false;
+  const auto num_hits =
+      static_cast<std::int32_t>(prefixes_.FindHits(sequence, /*as_if_encoded=*/true).size());
+  return num_hits * config_.block_size >= num_tokens;
+}
+
+std::int32_t Scheduler::NumDecodes() const {
+  const auto is_due = [](const Sequence* sequence) {
+    return sequence->Decoding() && sequence->Schedulable();
+  };
+  return static_cast<std::int32_t>(std::count_if(running_.begin(), running_.end(), is_due));
+}
+
 // Why something always moves: let F be the first in order of all that can. Nobody takes blocks from
 // F, whatever the victim rule, since takers only take from sequences behind them. A step in flight
 // comes back, so say that none is. If nothing that runs can move, the running ones give their

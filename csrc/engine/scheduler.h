@@ -45,6 +45,12 @@ class Scheduler {
   // no room for it yet.
   bool HasWork() const;
 
+  // Whether the prefix cache has that many of its first tokens, and it has none of its own.
+  bool Finds(Sequence& sequence, std::int32_t num_tokens);
+
+  // How many of those that run could have one more token in a step planned now.
+  std::int32_t NumDecodes() const;
+
   // A new sequence, which must be WAITING, takes its place; it leaves once it has ended, and gives
   // back what it holds.
   void Enter(Sequence& sequence);

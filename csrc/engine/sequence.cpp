@@ -27,7 +27,7 @@ bool Sequence::ShapesKnown() const {
                      [](const Image& image) { return image.state != Image::State::kShapeUnknown; });
 }
 
-std::int32_t Sequence::ReadyLength() const {
+std::int32_t Sequence::ReadyLength(bool as_if_encoded) const {
   // Computing the last token samples the next one, for which the grammar is needed.
   const bool lacks_grammar = structured.wanted && !structured.grammar_ready;
   const std::int32_t all = lacks_grammar ? WholeImagesEnd(VirtualLength() - 1) : VirtualLength();
@@ -35,6 +35,7 @@ std::int32_t Sequence::ReadyLength() const {
   if (!ShapesKnown()) return 0;
   for (const Image& image : input.images) {
     if (image.state == Image::State::kPixelsPending) return std::min(image.begin, all);
+    if (image.WaitsForEncoder() && !as_if_encoded) return std::min(image.embeds_begin, all);
   }
   return all;
 }
@@ -141,7 +142,7 @@ Sequence MakeSequence(Request request, std::uint64_t serial, const EngineConfig&
   return sequence;
 }
 
-void ExpandPrompt(Sequence::Input& input) {
+void ExpandPrompt(Sequence::Input& input, std::optional<TokenId> image_token_id) {
   std::vector<TokenId> expanded;
   std::int32_t copied = 0;  // tokens of the marked prompt that are in `expanded` already
   for (Image& image : input.images) {
@@ -153,6 +154,10 @@ void ExpandPrompt(Sequence::Input& input) {
     expanded.insert(expanded.end(), tokens.begin(), tokens.end());
     image.begin = begin;
     image.end = static_cast<std::int32_t>(expanded.size());
+    const auto first_embed = std::find(tokens.begin(), tokens.end(), image_token_id);
+    if (first_embed != tokens.end()) {
+      image.embeds_begin = begin + static_cast<std::int32_t>(first_embed - tokens.begin());
+    }
   }
   expanded.insert(expanded.end(), input.prompt.begin() + copied, input.prompt.end());
   input.prompt = std::move(expanded);

@@ -128,8 +128,9 @@ struct Sequence {
 
   bool ShapesKnown() const;
 
-  // Tokens [0, ReadyLength()) may be computed.
-  std::int32_t ReadyLength() const;
+  // Tokens [0, ReadyLength()) may be computed; or could be, if those images were encoded whose
+  // pixels are in.
+  std::int32_t ReadyLength(bool as_if_encoded = false) const;
 
   // The last place, up to `end`, at which a row may end: `end` itself, or the first token of the
   // run of image tokens that it would split. Tokens of such a run attend to one another, also to
@@ -150,8 +151,9 @@ struct Sequence {
   // further computes them again only when it can: two of those would else take blocks from one
   // another in turns. One that waits has lost what its pending tokens are computed from, so nothing
   // may follow them before they are known.
-  bool Schedulable() const {
-    if (std::max(NumPlanned(), schedule.num_in_vain) >= ReadyLength()) return false;
+  bool Schedulable(bool as_if_encoded = false) const {
+    const std::int32_t ready = ReadyLength(as_if_encoded);
+    if (std::max(NumPlanned(), schedule.num_in_vain) >= ready) return false;
     return schedule.num_pending == 0 || (status() == Status::kRunning && !CertainToEnd());
   }
 
@@ -179,7 +181,7 @@ struct Sequence {
 Sequence MakeSequence(Request request, std::uint64_t serial, const EngineConfig& config);
 
 // Puts every expansion in the place of its mark; all shapes must be known.
-void ExpandPrompt(Sequence::Input& input);
+void ExpandPrompt(Sequence::Input& input, std::optional<TokenId> image_token_id);
 
 // Whether `a` comes before `b`, both of which were admitted before: priority, turn. What has never
 // been admitted comes after, by its serial; the queue has an order of its own for those.

@@ -34,9 +34,16 @@ struct Row {
   std::int32_t KnownEnd() const { return begin + num_new - NumDrafts(); }
 };
 
+// An image, by its sequence and its place there.
+struct ImageId {
+  SeqId seq_id;
+  std::int32_t image_index;
+};
+
 struct Step {
   StepId id{};
   std::vector<Row> rows;
+  std::vector<ImageId> ahead;      // to be encoded for rows of later steps
   std::vector<TokenId> drafts;     // of all rows, in order
   std::int32_t num_tokens = 0;     // over all rows
   std::int32_t num_positions = 0;  // that are sampled, over all rows

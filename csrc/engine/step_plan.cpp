@@ -15,6 +15,7 @@ class PlanBuilder {
   PlanBuilder(const Step& step, const EngineConfig& config, const Drafter& drafter)
       : step_(step), config_(config), drafter_(drafter) {
     plan_.step_id = step.id;
+    plan_.ahead = step.ahead;
     Reserve();
   }
 

@@ -63,6 +63,7 @@ struct StepPlan {
   std::map<std::int32_t, std::vector<TokenId>> banned;  // by sampled position
 
   std::vector<ImageSlice> images;
+  std::vector<ImageId> ahead;  // encoded for later steps
 
   // Empty where no row has anything to say.
   std::vector<TokenId> forced;              // per sampled position; -1: none

@@ -57,6 +57,14 @@ std::vector<std::tuple<std::uint64_t, int, int, int>> Images(const StepPlan& pla
   return rows;
 }
 
+std::vector<std::tuple<std::uint64_t, int>> Ahead(const StepPlan& plan) {
+  std::vector<std::tuple<std::uint64_t, int>> rows;
+  for (const ImageId& image : plan.ahead) {
+    rows.emplace_back(static_cast<std::uint64_t>(image.seq_id), image.image_index);
+  }
+  return rows;
+}
+
 std::vector<std::tuple<int, int, int, nb::bytes>> PromptRows(const StepPlan& plan) {
   std::vector<std::tuple<int, int, int, nb::bytes>> rows;
   for (const PromptScores& scores : plan.prompt_logprobs) {
@@ -67,13 +75,14 @@ std::vector<std::tuple<int, int, int, nb::bytes>> PromptRows(const StepPlan& pla
 
 // Whether none of the columns has rows that are more than numbers.
 bool IsPlain(const StepPlan& plan) {
-  return plan.images.empty() && plan.prompt_logprobs.empty() && plan.opened.empty();
+  return plan.images.empty() && plan.ahead.empty() && plan.prompt_logprobs.empty() &&
+         plan.opened.empty();
 }
 
 nb::bytes ToFrame(const StepPlan& plan, std::uint8_t version, std::uint32_t kind,
                   const nb::bytes& images, const nb::bytes& prompt_logprobs,
-                  const nb::bytes& opened) {
-  Frame frame(version, /*num_fields=*/27, kind);
+                  const nb::bytes& opened, const nb::bytes& ahead) {
+  Frame frame(version, /*num_fields=*/28, kind);
   frame.Add(static_cast<std::uint64_t>(plan.step_id));
   frame.Add(plan.seq_ids);
   frame.Add(plan.num_computed);
@@ -101,6 +110,7 @@ nb::bytes ToFrame(const StepPlan& plan, std::uint8_t version, std::uint32_t kind
   frame.Add(plan.state_from);
   frame.Add(plan.tail_ids);
   frame.Add(plan.position_shifts);
+  frame.AddPacked(ahead);
   return frame.ToBytes();
 }
 
@@ -123,14 +133,17 @@ void BindStepPlan(nb::module_& m) {
           "images", [](const StepPlan& self) { return Images(self); },
           "(seq_id, image_index, embed_start, embed_count) of each image touched, in token order.")
       .def_prop_ro(
+          "ahead", [](const StepPlan& self) { return Ahead(self); },
+          "(seq_id, image_index) of each image to be encoded for later steps.")
+      .def_prop_ro(
           "prompt_logprobs", [](const StepPlan& self) { return PromptRows(self); },
           "(row, start, k, targets) as in messages.PromptLogprobRow.")
       .def_ro("opened", &StepPlan::opened, "Sequences that the sampler must know more of.")
       .def_prop_ro("is_plain", &IsPlain,
-                   "Whether `images`, `prompt_logprobs` and `opened` are all empty.")
+                   "Whether `images`, `ahead`, `prompt_logprobs` and `opened` are all empty.")
       .def("frame", &ToFrame, nb::arg("version"), nb::arg("kind"), nb::arg("images"),
-           nb::arg("prompt_logprobs"), nb::arg("opened"),
-           "The frame of a messages.StepPlan; the three lists come packed.");
+           nb::arg("prompt_logprobs"), nb::arg("opened"), nb::arg("ahead"),
+           "The frame of a messages.StepPlan; the four lists come packed.");
   DefColumn<&StepPlan::seq_ids>(cls, "seq_ids", "u64 [num_seqs]");
   DefColumn<&StepPlan::num_computed>(cls, "num_computed", "i32 [num_seqs]");
   DefColumn<&StepPlan::num_new>(cls, "num_new", "i32 [num_seqs]");

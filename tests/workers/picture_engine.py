@@ -98,13 +98,16 @@ class PictureServer:
             )
             self.engine.set_ready(seq_id, index)
 
-    def _execute(self, plan: StepPlan) -> None:
-        rows = [
-            ImageRow(seq_id, index, start, count, picture.pixels, picture.content_hash)
-            for seq_id, index, start, count in plan.images
-            for picture in [self._pictures[seq_id][index]]
+    def _rows(self, images: list[tuple[int, int, int, int]]) -> list[ImageRow]:
+        pictures = [self._pictures[seq_id][index] for seq_id, index, *_ in images]
+        return [
+            ImageRow(*image, picture.pixels, picture.content_hash)
+            for image, picture in zip(images, pictures, strict=True)
         ]
-        message = decode(plan.frame(VERSION, StepPlanMessage.kind, pack_rows(rows), pack_rows([]), pack_rows([])))
+
+    def _execute(self, plan: StepPlan) -> None:
+        lists = self._rows(plan.images), [], [], self._rows([(*image, 0, 0) for image in plan.ahead])
+        message = decode(plan.frame(VERSION, StepPlanMessage.kind, *map(pack_rows, lists)))
         assert isinstance(message, StepPlanMessage)
         result = self._runner.execute(message)
         assert result is not None

@@ -97,6 +97,25 @@ def test_what_is_remembered_of_sequences_is_bounded(encoder: Encoder) -> None:
     assert told(embeddings) == [(0, 0, False)], "the first was forgotten, the last was not"
 
 
+def test_what_is_encoded_ahead_is_there_when_a_step_reads_it(encoder: Encoder) -> None:
+    embeddings = ImageEmbeddings(encoder, bytes_max=1)
+    embeddings.encode([row(1, slab=5, count=0), row(1, slab=6, index=1, count=0)])
+    assert told(embeddings) == [(1, 0, True), (1, 1, True)]
+    embeddings.encode([])
+    embeddings.rows([row(1, slab=5), row(1, slab=6, index=1)])
+    embeddings.encode([row(2, slab=7, count=0)])
+    embeddings.rows([row(2, slab=7)])
+    assert encoder.encoded == [5, 6, 7]
+
+
+def test_pictures_that_nobody_reads_do_not_pile_up(encoder: Encoder) -> None:
+    embeddings = ImageEmbeddings(encoder, bytes_max=2 * PICTURE_BYTES)
+    for seq_id in range(5):
+        embeddings.encode([row(seq_id, slab=seq_id, count=0)])
+    kept = [row.kept_bytes for row in embeddings.take_news()]
+    assert max(kept) == 3 * PICTURE_BYTES
+
+
 def test_a_picture_larger_than_the_bound_is_still_usable(encoder: Encoder) -> None:
     embeddings = ImageEmbeddings(encoder, bytes_max=1)
     assert embeddings.rows([row(1, slab=1, count=NUM_TOKENS)]).shape == (NUM_TOKENS, 2)

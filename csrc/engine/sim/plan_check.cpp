@@ -14,6 +14,7 @@ PlanCheck::PlanCheck(const EngineConfig& config, const std::map<SeqId, Trip>& li
 
 void PlanCheck::Run() const {
   CheckStep();
+  CheckImages();
   for (const PlanRow& row : rows_) CheckRow(row);
 }
 
@@ -40,6 +41,33 @@ void PlanCheck::CheckStep() const {
       Ensure(config_.enable_prefix_caching || !written.contains(row.blocks[block]),
              "a block that is read and written");
     }
+  }
+}
+
+// Who decodes waits neither for one picture after another to be encoded, nor for one to be encoded
+// and read.
+void PlanCheck::CheckImages() const {
+  // What goes on from a token that the step before samples was not admitted just now.
+  const bool has_decode = std::any_of(rows_.begin(), rows_.end(),
+                                      [&](const PlanRow& row) { return NumPending(row) > 0; });
+  const auto most = static_cast<std::size_t>(std::max(config_.max_num_seqs / 16, 1));
+  std::set<std::uint64_t> contents;
+  for (const ImageId& image : plan_.ahead) {
+    const Picture& picture = live_.at(image.seq_id).pictures().at(image.image_index);
+    Ensure(picture.ready && !picture.encoded, "a picture that cannot be encoded, or is");
+    Ensure(std::none_of(plan_.images.begin(), plan_.images.end(),
+                        [&](const ImageSlice& slice) {
+                          return slice.seq_id == image.seq_id &&
+                                 slice.image_index == image.image_index;
+                        }),
+           "a picture that is encoded ahead, and read");
+    contents.insert(picture.content);
+  }
+  Ensure(contents.size() <= most, "too many pictures in one step");
+  if (!has_decode || !config_.MayEncodeAhead()) return;
+  for (const ImageSlice& slice : plan_.images) {
+    Ensure(live_.at(slice.seq_id).pictures().at(slice.image_index).encoded,
+           "a picture that is encoded and read beside decodes");
   }
 }
 

@@ -23,6 +23,7 @@ struct Picture {
   ImageShape shape;
   bool shape_known = false;
   bool ready = false;
+  bool encoded = false;  // in this launch of the workers
 };
 
 // A live request as its client sees it: it knows what the fake model makes of it alone, and throws
@@ -45,9 +46,9 @@ class Trip {
   bool ShapesKnown() const;
   // How many positions fewer than tokens the pictures take that end before a place.
   std::int32_t PositionShift(std::int32_t position) const;
-  // Whether it certainly has something to compute, if it was never scheduled.
+  // Whether it certainly has something to compute, if it was never admitted.
   bool MayMove() const {
-    return ShapesKnown() && (pictures_.empty() || pictures_[0].ready) &&
+    return ShapesKnown() && (pictures_.empty() || (pictures_[0].ready && pictures_[0].encoded)) &&
            (!request_.structured || grammar_ready);
   }
   Passenger AsPassenger() const;
@@ -58,6 +59,12 @@ class Trip {
   // False: that was known.
   bool SetShape(int index);
   bool SetReady(int index);
+
+  // The workers encode it, and forget all when they are lost.
+  void Encode(int index) { pictures_[index].encoded = true; }
+  void ForgetEncoded() {
+    for (Picture& picture : pictures_) picture.encoded = false;
+  }
 
   // The tokens that the model will make of it alone, at most so many.
   std::vector<TokenId> Foresee(std::size_t count) const;
@@ -79,7 +86,7 @@ class Trip {
   void TakeFinish(const Finish& finish, Seconds now);
 
   // Kept here for the world.
-  bool was_scheduled = false;
+  bool was_admitted = false;
   bool grammar_opened = false;  // in this launch of the workers
   bool grammar_ready = false;   // likewise
   std::int32_t num_overtaken = 0;

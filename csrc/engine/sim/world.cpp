@@ -254,6 +254,7 @@ void World::Schedule() {
   // there may be work, but no room.
   Ensure(had_work || !plan || some_ended, "a plan without work");
   Ensure(!had_work || plan || some_ended || !flights_.empty(), "work, but no plan");
+  CountOvertaken();
   if (!plan) return;
   TakePlan(*plan);
   flights_.push_back({std::move(*plan), std::nullopt});
@@ -277,22 +278,24 @@ void World::TakePlan(const StepPlan& plan) {
   }
   tally_.forced_tokens += std::count_if(plan.forced.begin(), plan.forced.end(),
                                         [](TokenId token) { return token >= 0; });
-  CountOvertaken(check.rows());
+  for (const ImageId& image : plan.ahead) live_.at(image.seq_id).Encode(image.image_index);
+  for (const ImageSlice& slice : plan.images) live_.at(slice.seq_id).Encode(slice.image_index);
 }
 
-// A newcomer in the plan has overtaken those of its priority that came before it and could move.
-void World::CountOvertaken(const std::vector<PlanRow>& rows) {
+// A newcomer that runs now has overtaken those of its priority that came before it and could move.
+void World::CountOvertaken() {
   std::vector<const Trip*> admitted;
-  for (const PlanRow& row : rows) {
-    Trip& trip = live_.at(row.seq_id);
-    if (!std::exchange(trip.was_scheduled, true)) admitted.push_back(&trip);
+  for (auto& [seq_id, trip] : live_) {
+    if (trip.was_admitted || engine_.StatusOf(seq_id) != Status::kRunning) continue;
+    trip.was_admitted = true;
+    admitted.push_back(&trip);
   }
   for (const Trip* newcomer : admitted) {
     const Request& passing = newcomer->request();
     for (auto& [seq_id, trip] : live_) {
       const Request& passed = trip.request();
       if (passed.deadline && *passed.deadline <= now_) continue;  // it has just ended
-      if (trip.was_scheduled || passed.priority != passing.priority) continue;
+      if (trip.was_admitted || passed.priority != passing.priority) continue;
       const bool holds_up = config_.strict_fifo || trip.MayMove();
       Ensure(!holds_up || passed.user != passing.user || !trip.IsDueBefore(*newcomer),
              "overtaken by one of the same user");
@@ -326,6 +329,7 @@ void World::FailStep() {
   worker_.Restart();
   flights_.clear();
   for (auto& [seq_id, trip] : live_) trip.grammar_opened = trip.grammar_ready = false;
+  for (auto& [seq_id, trip] : live_) trip.ForgetEncoded();
   engine_.FailStep(now_);
   Ensure(engine_.GetStats().blocks_live == 0 && engine_.GetStats().blocks_cached == 0,
          "blocks outlived the workers");

@@ -53,7 +53,7 @@ class World {
   void Advance();  // the first of the three above that can be done, or schedule
 
   void TakePlan(const StepPlan& plan);
-  void CountOvertaken(const std::vector<PlanRow>& rows);
+  void CountOvertaken();
 
   void Look();
   void TakeOutput(const ClientOutput& output);
