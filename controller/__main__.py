@@ -9,6 +9,7 @@ from types import FrameType
 
 from airside.controller.controller import Controller
 from airside.proto.channel import Hub
+from airside.proto.garbage import keep_what_is_loaded
 from airside.proto.settings import ControllerSettings
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def main() -> None:
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
+        keep_what_is_loaded()
         controller.run()
 
 

@@ -10,6 +10,7 @@ import time
 from PIL import Image
 
 from airside.proto.channel import Link
+from airside.proto.garbage import keep_what_is_loaded
 from airside.proto.settings import VisionWorkerSettings
 from airside.vision_workers.arena import Arena
 from airside.vision_workers.decode import decode
@@ -55,6 +56,7 @@ def run(settings: VisionWorkerSettings) -> None:
         log.info(
             "up: name=%s segment=%s shared=%s load_s=%.1f", settings.name, settings.segment, store.shares_memory, load_s
         )
+        keep_what_is_loaded()
         worker.run()
 
 

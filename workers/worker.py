@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from airside.proto.channel import Envelope, Link
+from airside.proto.garbage import keep_what_is_loaded
 from airside.proto.messages import (
     CloseGrammar,
     DropPixels,
@@ -136,7 +137,9 @@ def run_worker(settings: WorkerSettings, parent_pid: int) -> int:
         group = RankGroup.connect(settings.rank, settings.world_size, settings.rendezvous, device_of(settings))
         arena = PixelArena()
         runner = load_runner(settings, group, arena)
-        Worker(settings, link, runner, arena, parent_pid).run(time.perf_counter() - started_s)
+        worker = Worker(settings, link, runner, arena, parent_pid)
+        keep_what_is_loaded()
+        worker.run(time.perf_counter() - started_s)
         group.close()
     except Exception as error:
         # The controller cannot see this process' log; it gets the reason in one line, the log gets the rest.

@@ -28,6 +28,7 @@ from airside.controller.gateway.text_model import TextModel
 from airside.proto import airside_pb2 as pb
 from airside.proto import airside_pb2_grpc as pb_grpc
 from airside.proto.channel import AsyncLink
+from airside.proto.garbage import keep_what_is_loaded
 from airside.proto.messages import GatewayHello
 from airside.proto.settings import GatewaySettings
 
@@ -188,6 +189,7 @@ async def _serve(settings: GatewaySettings, model: TextModel) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Gateway(settings, model) as gateway:
+        keep_what_is_loaded()
         await gateway.serve(stop)
 
 
