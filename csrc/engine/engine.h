@@ -139,7 +139,7 @@ class Engine {
   std::unordered_map<SeqId, std::unique_ptr<Sequence>> live_;
   std::vector<std::unique_ptr<Sequence>> leaving_;  // ended, but rows in flight refer to them
   std::set<Sequence*, ByDeadline> deadlines_;       // of live sequences that have one
-  EncodeQueue images_;                              // whose pixels are in
+  EncodeQueue images_;                              // which may not be read yet, or were not
   std::deque<Step> in_flight_;                      // oldest first
   std::vector<SeqId> closed_;  // opened and ended, but the workers have not been told of the end
   std::vector<SeqId> seeing_;  // all their pixels have come in since anyone told the time

@@ -43,8 +43,8 @@ struct Image {
   std::int32_t begin = 0;
   std::int32_t end = 0;
   std::int32_t embeds_begin = -1;  // the first of them whose embedding is the picture's; -1: none
-  // Since the workers came up it was told to them, or may be read by a row as it is: the workers
-  // encode what they do not have.
+  // Rows may read it. That is said of a launch of the workers; should they have let go of it since,
+  // they encode it again for the row.
   bool is_encoded = false;
   std::int32_t position_shift = 0;
   // Equal for equal pictures, and for no others. With the shape, it covers that too.
