@@ -12,7 +12,7 @@ from airside.workers import ops
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True, params=["baseline", "avx2", "avx512"])
+@pytest.fixture(autouse=True, params=["baseline", "avx2", "avx512", "avx512_bf16"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     library = ops._library("cpu")
     before = library.isa()

@@ -15,12 +15,19 @@ extern const Kernels kTable;
 namespace avx512 {
 extern const Kernels kTable;
 }
+namespace avx512_bf16 {
+extern const Kernels kTable;
+}
 #endif
 
 namespace {
 
 bool supported([[maybe_unused]] const Kernels& table) {
 #if defined(__x86_64__)
+  if (&table == &avx512_bf16::kTable) {
+    return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni");
+  }
   if (&table == &avx512::kTable) return __builtin_cpu_supports("x86-64-v4");
   if (&table == &avx2::kTable) return __builtin_cpu_supports("x86-64-v3");
 #endif
@@ -30,6 +37,7 @@ bool supported([[maybe_unused]] const Kernels& table) {
 // Widest first.
 const Kernels* const kTables[] = {
 #if defined(__x86_64__)
+    &avx512_bf16::kTable,
     &avx512::kTable,
     &avx2::kTable,
 #endif

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/types.h"
+
+// The weight of a linear layer as its kernels read it, laid out once when a model is loaded: panels
+// of kPanel output features, one behind the other, each read from its first byte to its last. The
+// last panel is filled up with zeros, and so is the last group of inputs.
+namespace airside::cpu {
+
+inline constexpr int64_t kPanel = 32;
+
+enum class WeightFormat {
+  kFloat32,   // [in_features][kPanel] float32
+  kBFloat16,  // [in_features / 2][kPanel][2]: pairs of inputs, as the dot-product instruction takes
+  kFloat16,   // the same of halves
+  kInt8,      // [in_features / 4][kPanel][4] int8; then scales [kPanel] float, sums [kPanel] int32
+  kQ8_0,      // GGUF's blocks of 32 inputs, a panel's side by side (linear_blocks.cpp)
+  kQ4_0,
+  kQ4_1,
+};
+
+// Activations are float32, bfloat16 or float16 whatever the format.
+struct Linear {
+  const void* x;       // [num_rows, in_features], rows x_stride apart
+  const void* weight;  // [panels], 64-byte aligned
+  const void* bias;    // [out_features] of x's dtype, or null
+  void* out;           // [num_rows, out_features] of x's dtype, contiguous
+  WeightFormat format;
+  int64_t num_rows;
+  int64_t in_features;
+  int64_t out_features;
+  int64_t x_stride;
+
+  int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
+};
+
+// What one thread computes of a product at a time.
+struct LinearTile {
+  int64_t row;  // the first
+  int64_t num_rows;
+  int64_t panel;  // the first
+  int64_t num_panels;
+};
+
+// Bytes of one panel.
+int64_t panel_bytes(WeightFormat format, int64_t in_features);
+
+}  // namespace airside::cpu
