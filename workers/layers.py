@@ -86,7 +86,7 @@ def final_states(
     if wanted.numel() == 0:
         return residual[:0]
     assert x is not None, "a model without layers"
-    x, residual = (torch.index_select(states, 0, wanted) for states in (x, residual))
+    x, residual = (ops.gather_rows(states, wanted) for states in (x, residual))
     return norm_of_sum(x, residual, norm, eps, zero_centred=zero_centred)
 
 
@@ -165,8 +165,7 @@ class _HeadNorm:
 
     def __call__(self, heads: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> the same shape, contiguous."""
-        rows = heads.reshape(-1, heads.shape[2])
-        return ops.rms_norm(rows, self._weight, self._eps, zero_centred=self._zero_centred).view(heads.shape)
+        return ops.head_rms_norm(heads, self._weight, self._eps, zero_centred=self._zero_centred)
 
 
 class Mlp:

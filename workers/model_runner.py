@@ -24,6 +24,7 @@ from airside.workers.pixels import PixelArena
 from airside.workers.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from airside.workers.state_slots import count_state_slots
 from airside.workers.step_batch import Rows, StepBatch, build_step_batch, needs_sampled_before, read_rows
+from airside.workers.step_program import StepProgram
 
 
 class _StepBefore:
@@ -85,6 +86,7 @@ class ModelRunner:
         self._images = ImageEmbeddings(self._encode, settings.embedding_cache_bytes)
         self._axis_positions = None if config.rope_axes is None else AxisPositions(config, arena)
         self._cache: list[LayerCache] = []  # empty until `allocate`
+        self._program: StepProgram | None = None  # likewise; None: the model's steps cannot be recorded
         self._num_blocks = 0
         self._before: _StepBefore | None = None
 
@@ -99,12 +101,13 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int) -> None:
         """Makes the KV cache and the states; what earlier ones held is lost."""
-        self._cache = []
+        self._program, self._cache = None, []
         self._cache = allocate_kv_cache(self._config, self._settings, num_blocks, self._dtype, self._device)
         self._num_blocks = num_blocks
         self._model.allocate_states(self.num_state_slots, num_blocks, self._settings.max_draft_tokens)
         if self._drafter is not None:
             self._drafter.allocate(num_blocks)
+        self._program = StepProgram.record(self._model, self._config, self._settings, self._dtype, self._cache)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -121,7 +124,7 @@ class ModelRunner:
         if self._config.pictures.num_atomic and plan.images:
             assert self._config.image_token_id is not None
             batch = with_sights(batch, plan.images, self._config.image_token_id)
-        final = self._model.forward(self._embed(plan, batch.token_ids), batch, self._cache)
+        final = self._forward(self._embed(plan, batch.token_ids), batch)
         # With a draft head all tokens are wanted; those that get logits are a part of them.
         scored = final[torch.cat((batch.sampled, batch.prompt_scored))] if has_drafter else final
         num_positions = len(batch.sampled)
@@ -142,6 +145,12 @@ class ModelRunner:
             encoded=encoded,
             **proposals,
         )
+
+    def _forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        """[len(batch.wanted), hidden]: final states; they last until the next step."""
+        if self._program is not None and self._program.fits(batch):
+            return self._program.run(hidden, batch)
+        return self._model.forward(hidden, batch, self._cache)
 
     def _sample(self, plan: StepPlan, rows: Rows, final: Tensor) -> Sampled | None:
         """None on ranks that do not sample. `final`: [num_positions, hidden]."""

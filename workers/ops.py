@@ -10,6 +10,7 @@ ValueError.
 from __future__ import annotations
 
 import functools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,57 @@ def _kernels(tensor: Tensor) -> Any:  # Any: as above
     return _library(tensor.device.type)
 
 
+class Program:
+    """Recorded operators, to be computed for steps of any size."""
+
+    def __init__(self, device_type: str, handle: int) -> None:
+        self._run = _library(device_type).run_program
+        self._handle = handle
+        self.num_ops: int = _library(device_type).count_ops(handle)
+        weakref.finalize(self, _library(device_type).free_program, handle)
+
+    def run(self, num_tokens: int, num_seqs: int, num_wanted: int) -> None:
+        """Computes all operators, each over the first rows of the tensors it was recorded with.
+
+        Raises:
+            ValueError: the step is larger than those tensors.
+        """
+        self._run(self._handle, num_tokens, num_seqs, num_wanted)
+
+
+class Recording:
+    """While it is entered, this thread's operators are noted down, and not computed.
+
+    The tensors that they are given must stay where they are as long as the program is used. Values in them are not
+    looked at, so they are to be checked by whoever fills them in before a run.
+
+    Args:
+        num_tokens, num_seqs, num_wanted: rows of those tensors, the most that a step may have. An operator's rows are
+            tokens or a multiple of them, or wanted ones; `num_wanted` is larger than `num_tokens` to tell them apart.
+    """
+
+    def __init__(self, num_tokens: int, num_seqs: int, num_wanted: int, device_type: str = "cpu") -> None:
+        self._sizes = (num_tokens, num_seqs, num_wanted)
+        self._device_type = device_type
+        self._handle: int | None = None
+
+    def __enter__(self) -> Recording:
+        _library(self._device_type).begin_recording(*self._sizes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._handle = _library(self._device_type).end_recording()
+        else:
+            _library(self._device_type).drop_recording()
+
+    def program(self) -> Program:
+        """What was recorded, to be asked for once."""
+        assert self._handle is not None, "nothing was recorded"
+        handle, self._handle = self._handle, None
+        return Program(self._device_type, handle)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
     """Root-mean-square norm over the last axis: `round(x / sqrt(mean(x^2) + eps)) * weight`.
 
@@ -48,6 +100,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = Fals
     """
     out = torch.empty_like(x)
     _kernels(x).rms_norm(x, weight, eps, zero_centred, out)
+    return out
+
+
+def head_rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
+    """`rms_norm` of each head by itself, with one weight for all.
+
+    Args:
+        x: [num_tokens, num_heads, head_dim]; tokens may be strided (a slice of a fused projection), heads contiguous.
+        weight: [head_dim], x's dtype.
+    Returns: x's shape, contiguous.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _kernels(x).head_rms_norm(x, weight, eps, zero_centred, out)
     return out
 
 
@@ -146,6 +211,19 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """`gelu(gate) * up` with gelu's tanh form (Hendrycks & Gimpel 2016, arXiv 1606.08415); else as `silu_and_mul`."""
     out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
     _kernels(gate_up).gelu_tanh_and_mul(gate_up, out)
+    return out
+
+
+def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """`x[rows]`.
+
+    Args:
+        x: [any, width]; rows may be strided.
+        rows: [num_rows] int64.
+    Returns: [num_rows, width], contiguous.
+    """
+    out = torch.empty((rows.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
+    _kernels(x).gather_rows(x, rows, out)
     return out
 
 

@@ -1,46 +1,78 @@
-// What ops.py calls: checks, then the kernel. No arithmetic here.
+// What ops.py calls: checks, then the kernel, now or in a program that is being recorded. No
+// arithmetic here.
 
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <memory>
 #include <string>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/program.h"
 
 namespace airside::cpu {
 namespace {
 
 using tvm::ffi::TensorView;
 
-void norm(const char* op, TensorView x, const TensorView* residual, TensorView weight, double eps,
-          bool zero_centred, TensorView out) {
-  expect_rank({op, "x"}, x, 2);
-  const int64_t rows = x.size(0);
-  const int64_t hidden = x.size(1);
+// Of a program that is being recorded the values are not there yet: those of a step are checked
+// where they are made.
+template <typename T>
+void expect_values(ArgName name, const T* values, int64_t count, int64_t limit) {
+  for (int64_t i = 0; recording() == nullptr && i < count; ++i) {
+    expect_in(name, values[i], 0, limit);
+  }
+}
+
+// `group`: rows of x that are contiguous.
+void norm(const char* op, TensorView x, int64_t group, const TensorView* residual,
+          TensorView weight, double eps, bool zero_centred, TensorView out) {
   const DType dtype = activation_dtype({op, "x"}, x);
-  expect({op, "x"}, x, x.dtype(), {rows, hidden}, Layout::kRows);
-  if (residual != nullptr) expect({op, "residual"}, *residual, x.dtype(), {rows, hidden});
+  const int64_t hidden = weight.size(0);
+  if (residual != nullptr) expect({op, "residual"}, *residual, x.dtype(), {x.size(0), hidden});
   expect({op, "weight"}, weight, x.dtype(), {hidden});
-  expect({op, "out"}, out, x.dtype(), {rows, hidden});
-  kernels().rms_norm(dtype, {.x = data(x),
-                             .residual = residual == nullptr ? nullptr : data(*residual),
-                             .weight = data(weight),
-                             .out = data(out),
-                             .num_rows = rows,
-                             .hidden = hidden,
-                             .x_stride = x.stride(0),
-                             .eps = static_cast<float>(eps),
-                             .zero_centred = zero_centred});
+  submit(kernels().rms_norm, dtype,
+         {.x = data(x),
+          .residual = residual == nullptr ? nullptr : data(*residual),
+          .weight = data(weight),
+          .out = data(out),
+          .num_rows = x.size(0) * group,
+          .hidden = hidden,
+          .group = group,
+          .x_stride = x.stride(0),
+          .eps = static_cast<float>(eps),
+          .zero_centred = zero_centred},
+         &RmsNorm::num_rows);
+}
+
+void norm_rows(const char* op, TensorView x, const TensorView* residual, TensorView weight,
+               double eps, bool zero_centred, TensorView out) {
+  expect_rank({op, "x"}, x, 2);
+  expect_rank({op, "weight"}, weight, 1);
+  expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1)}, Layout::kRows);
+  expect({op, "weight"}, weight, x.dtype(), {x.size(1)});
+  expect({op, "out"}, out, x.dtype(), {x.size(0), x.size(1)});
+  norm(op, x, 1, residual, weight, eps, zero_centred, out);
 }
 
 void rms_norm_bound(TensorView x, TensorView weight, double eps, bool zero_centred,
                     TensorView out) {
-  norm("rms_norm", x, nullptr, weight, eps, zero_centred, out);
+  norm_rows("rms_norm", x, nullptr, weight, eps, zero_centred, out);
+}
+
+void head_rms_norm_bound(TensorView x, TensorView weight, double eps, bool zero_centred,
+                         TensorView out) {
+  const char* op = "head_rms_norm";
+  expect_rank({op, "x"}, x, 3);
+  expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1), x.size(2)}, Layout::kRows);
+  expect({op, "weight"}, weight, x.dtype(), {x.size(2)});
+  expect({op, "out"}, out, x.dtype(), {x.size(0), x.size(1), x.size(2)});
+  norm(op, x, x.size(1), nullptr, weight, eps, zero_centred, out);
 }
 
 void add_rms_norm_bound(TensorView x, TensorView residual, TensorView weight, double eps,
                         bool zero_centred, TensorView out) {
-  norm("add_rms_norm", x, &residual, weight, eps, zero_centred, out);
+  norm_rows("add_rms_norm", x, &residual, weight, eps, zero_centred, out);
 }
 
 void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, TensorView cos,
@@ -57,20 +89,20 @@ void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, Te
   expect({op, "positions"}, positions, kInt32, {num_tokens});
   expect({op, "cos"}, cos, kFloat32, {cos.size(0), head_dim / 2});
   expect({op, "sin"}, sin, kFloat32, {cos.size(0), head_dim / 2});
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    expect_in({op, "a position"}, data<const int32_t>(positions)[i], 0, cos.size(0));
-  }
-  kernels().rotary_embedding(dtype, {.q = data(q),
-                                     .k = data(k),
-                                     .positions = data<const int32_t>(positions),
-                                     .cos = data<const float>(cos),
-                                     .sin = data<const float>(sin),
-                                     .num_tokens = num_tokens,
-                                     .num_heads = q.size(1),
-                                     .num_kv_heads = k.size(1),
-                                     .head_dim = head_dim,
-                                     .q_stride = q.stride(0),
-                                     .k_stride = k.stride(0)});
+  expect_values({op, "a position"}, data<const int32_t>(positions), num_tokens, cos.size(0));
+  submit(kernels().rotary_embedding, dtype,
+         {.q = data(q),
+          .k = data(k),
+          .positions = data<const int32_t>(positions),
+          .cos = data<const float>(cos),
+          .sin = data<const float>(sin),
+          .num_tokens = num_tokens,
+          .num_heads = q.size(1),
+          .num_kv_heads = k.size(1),
+          .head_dim = head_dim,
+          .q_stride = q.stride(0),
+          .k_stride = k.stride(0)},
+         &RotaryEmbedding::num_tokens);
 }
 
 void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache,
@@ -89,20 +121,20 @@ void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, Tensor
   expect({op, "k_cache"}, k_cache, k.dtype(), {num_blocks, num_kv_heads, block_size, head_dim});
   expect({op, "v_cache"}, v_cache, k.dtype(), {num_blocks, num_kv_heads, block_size, head_dim});
   expect({op, "slots"}, slots, kInt64, {num_tokens});
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    expect_in({op, "a slot"}, data<const int64_t>(slots)[i], 0, num_blocks * block_size);
-  }
-  kv_cache_write(dtype, {.k = data(k),
-                         .v = data(v),
-                         .k_cache = data(k_cache),
-                         .v_cache = data(v_cache),
-                         .slots = data<const int64_t>(slots),
-                         .num_tokens = num_tokens,
-                         .num_kv_heads = num_kv_heads,
-                         .head_dim = head_dim,
-                         .block_size = block_size,
-                         .k_stride = k.stride(0),
-                         .v_stride = v.stride(0)});
+  expect_values({op, "a slot"}, data<const int64_t>(slots), num_tokens, num_blocks * block_size);
+  submit(kv_cache_write, dtype,
+         {.k = data(k),
+          .v = data(v),
+          .k_cache = data(k_cache),
+          .v_cache = data(v_cache),
+          .slots = data<const int64_t>(slots),
+          .num_tokens = num_tokens,
+          .num_kv_heads = num_kv_heads,
+          .head_dim = head_dim,
+          .block_size = block_size,
+          .k_stride = k.stride(0),
+          .v_stride = v.stride(0)},
+         &KvCacheWrite::num_tokens);
 }
 
 // The values that decide which memory a row reads.
@@ -175,6 +207,10 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
                             .table_stride = block_tables.stride(0),
                             .window = window,
                             .scale = static_cast<float>(scale)};
+  if (recording() != nullptr) {
+    return submit(paged_attention, dtype, args, &PagedAttention::num_seqs,
+                  {&StepSize::num_seqs, 1});
+  }
   check_sequences(args, num_tokens, num_blocks, block_tables.size(1));
   paged_attention(dtype, args);
 }
@@ -187,11 +223,13 @@ void gated_act(const char* op, void (*act)(DType, const GatedAct&), TensorView g
   const DType dtype = activation_dtype({op, "gate_up"}, gate_up);
   expect({op, "gate_up"}, gate_up, gate_up.dtype(), {rows, 2 * width}, Layout::kRows);
   expect({op, "out"}, out, gate_up.dtype(), {rows, width});
-  act(dtype, {.gate_up = data(gate_up),
-              .out = data(out),
-              .num_rows = rows,
-              .width = width,
-              .gate_up_stride = gate_up.stride(0)});
+  submit(act, dtype,
+         {.gate_up = data(gate_up),
+          .out = data(out),
+          .num_rows = rows,
+          .width = width,
+          .gate_up_stride = gate_up.stride(0)},
+         &GatedAct::num_rows);
 }
 
 void silu_and_mul_bound(TensorView gate_up, TensorView out) {
@@ -200,6 +238,24 @@ void silu_and_mul_bound(TensorView gate_up, TensorView out) {
 
 void gelu_tanh_and_mul_bound(TensorView gate_up, TensorView out) {
   gated_act("gelu_tanh_and_mul", kernels().gelu_tanh_and_mul, gate_up, out);
+}
+
+void gather_rows_bound(TensorView x, TensorView rows, TensorView out) {
+  const char* op = "gather_rows";
+  expect_rank({op, "x"}, x, 2);
+  const int64_t count = rows.size(0);
+  const DType dtype = activation_dtype({op, "x"}, x);
+  expect({op, "rows"}, rows, kInt64, {count});
+  expect({op, "out"}, out, x.dtype(), {count, x.size(1)});
+  expect_values({op, "a row"}, data<const int64_t>(rows), count, x.size(0));
+  submit(gather_rows, dtype,
+         {.x = data(x),
+          .rows = data<const int64_t>(rows),
+          .out = data(out),
+          .num_rows = count,
+          .width = x.size(1),
+          .x_stride = x.stride(0)},
+         &GatherRows::num_rows);
 }
 
 void sample_bound(TensorView logits, TensorView temperature, TensorView top_k, TensorView top_p,
@@ -260,6 +316,32 @@ void token_logprobs_bound(TensorView logits, TensorView targets, TensorView logp
                   .logits_stride = logits.stride(0)});
 }
 
+// ---- programs
+
+void begin_recording(int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
+  if (num_tokens < 1 || num_seqs < 1 || num_wanted <= num_tokens) {
+    TVM_FFI_THROW(ValueError) << "no step has " << num_tokens << " tokens of " << num_seqs
+                              << " sequences, recorded with " << num_wanted << " wanted rows";
+  }
+  recording() = std::make_unique<Program>(StepSize{num_tokens, num_seqs, num_wanted});
+}
+
+void drop_recording() { recording().reset(); }
+
+// What was recorded, to be freed by the caller.
+int64_t end_recording() {
+  if (recording() == nullptr) TVM_FFI_THROW(RuntimeError) << "no program is being recorded";
+  return reinterpret_cast<int64_t>(recording().release());
+}
+
+void run_program(int64_t program, int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
+  reinterpret_cast<const Program*>(program)->run({num_tokens, num_seqs, num_wanted});
+}
+
+int64_t count_ops(int64_t program) { return reinterpret_cast<const Program*>(program)->num_ops(); }
+
+void free_program(int64_t program) { delete reinterpret_cast<const Program*>(program); }
+
 std::string isa_bound() { return kernels().isa; }
 
 bool set_isa_bound(const std::string& isa) { return set_isa(isa.c_str()); }
@@ -267,14 +349,22 @@ bool set_isa_bound(const std::string& isa) { return set_isa(isa.c_str()); }
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, rms_norm_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_rms_norm, head_rms_norm_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_rms_norm, add_rms_norm_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rotary_embedding, rotary_embedding_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kv_cache_write, kv_cache_write_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, paged_attention_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, gelu_tanh_and_mul_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_rows, gather_rows_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample, sample_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(token_logprobs, token_logprobs_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(begin_recording, begin_recording);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(drop_recording, drop_recording);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(end_recording, end_recording);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_program, run_program);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_ops, count_ops);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(free_program, free_program);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_isa, set_isa_bound);
 

@@ -9,12 +9,13 @@
 namespace airside::cpu {
 
 struct RmsNorm {
-  const void* x;       // [num_rows, hidden], rows x_stride apart
-  void* residual;      // [num_rows, hidden] contiguous; unless null, x is added to it first
+  const void* x;   // [num_rows, hidden]: groups of rows, contiguous in themselves, x_stride apart
+  void* residual;  // [num_rows, hidden] contiguous; unless null, x is added to it first
   const void* weight;  // [hidden]
   void* out;           // [num_rows, hidden] contiguous
   int64_t num_rows;
   int64_t hidden;
+  int64_t group;  // rows: 1, or the heads of a token
   int64_t x_stride;
   float eps;
   bool zero_centred;  // the factor is weight + 1, and the product is rounded once
@@ -96,6 +97,15 @@ struct AttentionTile {
   int64_t kv_head;
 };
 
+struct GatherRows {
+  const void* x;        // [any, width], rows x_stride apart
+  const int64_t* rows;  // [num_rows]
+  void* out;            // [num_rows, width] contiguous
+  int64_t num_rows;
+  int64_t width;
+  int64_t x_stride;
+};
+
 struct Sample {
   const float* logits;  // [num_rows, vocab], rows logits_stride apart
   const float* temperature;
@@ -153,6 +163,7 @@ bool set_isa(const char* isa);
 // The same on every instruction set.
 void kv_cache_write(DType dtype, const KvCacheWrite& args);
 void paged_attention(DType dtype, const PagedAttention& args);
+void gather_rows(DType dtype, const GatherRows& args);
 void sample(const Sample& args);
 void token_logprobs(const TokenLogprobs& args);
 

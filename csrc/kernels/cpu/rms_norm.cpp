@@ -49,7 +49,8 @@ void normalise(const T* x, const T* weight, T* out, int64_t n, float eps, bool z
 template <typename T>
 void rms_norm_rows(const RmsNorm& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    const T* x = static_cast<const T*>(args.x) + row / args.group * args.x_stride +
+                 row % args.group * args.hidden;
     if (args.residual != nullptr) {
       T* residual = static_cast<T*>(args.residual) + row * args.hidden;
       add(x, residual, args.hidden);

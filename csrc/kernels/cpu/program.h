@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/types.h"
+
+// A model's step as a list of operators: recorded once, run in one call for any number of rows.
+//
+// While a program is recorded, the operators that bindings.cpp is asked for are not computed but
+// noted down with their arguments, which are memory that stays where it is. The tensors of the
+// recording have as many rows as any step will; a step fills in the first ones, so that only the
+// number of rows changes from step to step.
+namespace airside::cpu {
+
+// What differs between steps.
+struct StepSize {
+  int64_t num_tokens;
+  int64_t num_seqs;
+  int64_t num_wanted;  // tokens whose final states are read
+};
+
+// How many rows of an operator there are in a step: `factor` for each of one of its counts.
+struct RowCount {
+  int64_t StepSize::* of;
+  int64_t factor;
+
+  int64_t in(const StepSize& size) const { return size.*of * factor; }
+};
+
+class Program {
+ public:
+  // `largest`: of any step, and of the tensors that it is recorded with. No multiple of num_tokens
+  // may be num_wanted: that is how one tells rows that are tokens from rows that are wanted ones.
+  explicit Program(StepSize largest) : largest_(largest) {}
+
+  const StepSize& largest() const { return largest_; }
+
+  // Throws std::invalid_argument for a number of rows that is neither.
+  RowCount count_of(int64_t num_rows) const;
+
+  void add(std::function<void(const StepSize&)> op) { ops_.push_back(std::move(op)); }
+
+  // Throws std::invalid_argument when `size` is larger than the largest.
+  void run(const StepSize& size) const;
+
+  int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
+
+ private:
+  StepSize largest_;
+  std::vector<std::function<void(const StepSize&)>> ops_;
+};
+
+// The program that this thread records, or null.
+std::unique_ptr<Program>& recording();
+
+// Computes now, or notes down for later. `rows`: the member of Args that counts rows.
+template <typename Args>
+void submit(void (*kernel)(DType, const Args&), DType dtype, const Args& args, int64_t Args::* rows,
+            RowCount count) {
+  recording()->add([=](const StepSize& size) {
+    Args now = args;
+    now.*rows = count.in(size);
+    kernel(dtype, now);
+  });
+}
+
+template <typename Args>
+void submit(void (*kernel)(DType, const Args&), DType dtype, const Args& args,
+            int64_t Args::* rows) {
+  if (recording() == nullptr) return kernel(dtype, args);
+  submit(kernel, dtype, args, rows, recording()->count_of(args.*rows));
+}
+
+}  // namespace airside::cpu

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+// The threads that run one program together, each going through all of its operators. An operator
+// cuts its work among them (parallel.h) and ends with a meeting.
+namespace airside::cpu {
+
+class Team {
+ public:
+  virtual ~Team() = default;
+
+  virtual int size() const = 0;
+
+  // Returns when all members have called it. They spin: nobody waits long, since the work of an
+  // operator is cut into equal parts; but on a core that others want too, a waiting one gives way.
+  virtual void meet() = 0;
+
+  // The number of the next task, from 0 on; from 0 on again after each meeting.
+  virtual int64_t take_task() = 0;
+
+  // Memory that all members see, 64-byte aligned; what is in it lasts until the next call. All
+  // members call this with one count.
+  virtual float* scratch(int64_t count) = 0;
+};
+
+// This thread's place in a team; `team` is null outside of one.
+struct Member {
+  Team* team = nullptr;
+  int index = 0;
+};
+
+Member& this_member();
+
+// Calls body(context) on all threads of a new team.
+void run_team(void (*body)(const void* context), const void* context);
+
+}  // namespace airside::cpu

@@ -1,0 +1,137 @@
+"""A model's layers as one native call per step.
+
+A model's `forward` is recorded once, on tensors as large as the largest step: its operators note themselves down
+instead of computing (`csrc/kernels/cpu/program.h`). A step copies its inputs into the first rows of those tensors and
+runs the program over as many rows as it has. The operators are those that `forward` calls itself, so the results are
+the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from airside.proto.settings import WorkerSettings
+from airside.workers import ops
+from airside.workers.kv_cache import LayerCache
+from airside.workers.model_config import ModelConfig
+from airside.workers.models.causal_model import CausalModel
+from airside.workers.step_batch import Rows, StepBatch
+from airside.workers.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+_WORKSPACE_BYTES = 4 * 1024**3  # of address space; what is touched is the peak of the layers' tensors
+
+
+class NotRecordableError(Exception):
+    """The model computes something that is no operator of `ops`."""
+
+
+class _Recorder(TorchDispatchMode):
+    """While it is entered, torch may make views and empty tensors, which come from `workspace`, and nothing else."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._workspace = workspace
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # Any: whatever torch's operators take and return
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.empty_like.default:
+            return self._workspace.empty(tuple(args[0].shape), args[0].dtype)
+        if func is torch.ops.aten.empty.memory_format:
+            return self._workspace.empty(tuple(args[0]), kwargs["dtype"])
+        raise NotRecordableError(f"forward calls {func}")
+
+
+class StepProgram:
+    """The recorded `forward` of a model on its cache."""
+
+    def __init__(self, program: ops.Program, batch: StepBatch, hidden: Tensor, final: Tensor) -> None:
+        self._program = program
+        self._batch = batch
+        self._hidden = hidden
+        self._final = final
+
+    @staticmethod
+    @torch.inference_mode()
+    def record(
+        model: CausalModel, config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype, cache: list[LayerCache]
+    ) -> StepProgram | None:
+        """None where `forward` has to be called step by step: it does more than `ops`, or the device records none."""
+        if (
+            cache[0].k.device.type != "cpu"
+            or config.engram is not None
+            or config.num_attention_layers < config.num_layers
+        ):
+            return None
+        batch = _largest_batch(settings)
+        hidden = torch.zeros((settings.max_num_batched_tokens, config.hidden_size), dtype=dtype)
+        try:
+            with (
+                ops.Recording(len(batch.positions), len(batch.context_lens), len(batch.wanted)) as recording,
+                _Recorder(Workspace(_WORKSPACE_BYTES)),
+            ):
+                final = model.forward(hidden, batch, cache)
+        except NotRecordableError as error:
+            log.info("steps are not recorded: %s", error)
+            return None
+        return StepProgram(recording.program(), batch, hidden, final)
+
+    def fits(self, batch: StepBatch) -> bool:
+        """Whether the step is one of those recorded: causal, with positions on one axis."""
+        return batch.attend_to is None and batch.positions.ndim == 1
+
+    def run(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        """As `CausalModel.forward`; the result lasts until the next call."""
+        num_tokens, num_seqs, num_wanted = len(hidden), len(batch.context_lens), len(batch.wanted)
+        into = self._batch
+        self._hidden[:num_tokens].copy_(hidden)
+        into.positions[:num_tokens].copy_(batch.positions)
+        into.slots[:num_tokens].copy_(batch.slots)
+        into.block_tables[:num_seqs, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        into.query_starts[: num_seqs + 1].copy_(batch.query_starts)
+        into.context_lens[:num_seqs].copy_(batch.context_lens)
+        into.wanted[:num_wanted].copy_(batch.wanted)
+        self._program.run(num_tokens, num_seqs, num_wanted)
+        return self._final[:num_wanted]
+
+
+_NOTHING = np.empty(0, np.int32)
+_NO_ROWS = Rows(np.empty(0, np.uint64), _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.empty(0, np.int64))
+
+
+def _largest_batch(settings: WorkerSettings) -> StepBatch:
+    """As many tokens, sequences and blocks as a step may have, and one wanted row more (see program.h)."""
+    tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
+    blocks = -(-settings.max_model_len // settings.block_size)
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    nothing = zeros(0, dtype=torch.int64)
+    return StepBatch(
+        positions=zeros(tokens),
+        slots=zeros(tokens, dtype=torch.int64),
+        block_tables=zeros(seqs, blocks),
+        query_starts=zeros(seqs + 1),
+        context_lens=zeros(seqs),
+        token_ids=nothing,
+        sampled=nothing,
+        prompt_scored=nothing,
+        wanted=zeros(tokens + 1, dtype=torch.int64),
+        state_slots=None,
+        state_from=None,
+        tail_ids=None,
+        rows=_NO_ROWS,
+    )
