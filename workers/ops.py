@@ -19,6 +19,7 @@ import tvm_ffi
 from torch import Tensor
 
 import airside
+from airside.workers.packed_weight import PackedWeight
 
 
 @functools.cache
@@ -282,3 +283,31 @@ def token_logprobs(logits: Tensor, targets: Tensor, k: int) -> tuple[Tensor, Ten
     top_logprobs = torch.empty((rows, k), dtype=torch.float32, device=device)
     _kernels(logits).token_logprobs(logits, targets, logprobs, sums_smaller, top_ids, top_logprobs)
     return logprobs, sums_smaller, top_ids, top_logprobs
+
+
+def pack_weight(weight: Tensor, format: str) -> PackedWeight:
+    """Lays out the weight of a linear layer for `linear`, once.
+
+    Args:
+        weight: [out_features, in_features], of the dtype that the format names.
+        format: "float32", "bfloat16" or "float16".
+    """
+    kernels, (out_features, in_features) = _kernels(weight), weight.shape
+    data = torch.empty(kernels.packed_bytes(format, out_features, in_features), dtype=torch.uint8)
+    kernels.pack_weight(weight, format, data)
+    return PackedWeight(data, format, out_features, in_features)
+
+
+def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, summed in float32 in one order, the bias added last and the result rounded once.
+
+    Where the processor multiplies bfloat16 pairs itself, it takes subnormal numbers for 0.
+
+    Args:
+        x: [num_rows, in_features]; rows may be strided. Of the weight's dtype where that is a float.
+        bias: [out_features], x's dtype.
+    Returns: [num_rows, out_features], x's dtype.
+    """
+    out = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
+    _kernels(x).linear(x, weight.data, weight.format, weight.out_features, weight.in_features, bias, out)
+    return out

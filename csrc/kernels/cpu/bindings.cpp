@@ -4,6 +4,7 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/cpu/check.h"
@@ -342,6 +343,84 @@ int64_t count_ops(int64_t program) { return reinterpret_cast<const Program*>(pro
 
 void free_program(int64_t program) { delete reinterpret_cast<const Program*>(program); }
 
+WeightFormat format_of(const char* op, const std::string& name) {
+  const std::optional<WeightFormat> format = weight_format(name);
+  if (!format) TVM_FFI_THROW(ValueError) << op << ": there is no weight format " << name;
+  return *format;
+}
+
+// The dtype of a weight that is packed as it is, and then of the activations too.
+std::optional<DType> own_dtype(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFloat32:
+      return DType::kFloat32;
+    case WeightFormat::kBFloat16:
+      return DType::kBFloat16;
+    case WeightFormat::kFloat16:
+      return DType::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+void expect_dtype_of_format(ArgName name, const TensorView& x, const std::string& format) {
+  const std::optional<DType> own = own_dtype(format_of(name.op, format));
+  if (own && activation_dtype(name, x) != *own) {
+    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must be " << format
+                              << " as the weight's format is, got "
+                              << tvm::ffi::DLDataTypeToString(x.dtype());
+  }
+}
+
+void expect_panels(ArgName name, const TensorView& panels, WeightFormat format,
+                   int64_t out_features, int64_t in_features) {
+  expect_in({name.op, "out_features"}, out_features, 0, int64_t{1} << 31);
+  expect_in({name.op, "in_features"}, in_features, 0, int64_t{1} << 31);
+  const int64_t num_panels = (out_features + kPanel - 1) / kPanel;
+  expect(name, panels, kUInt8, {num_panels * panel_bytes(format, in_features)});
+  if (reinterpret_cast<uintptr_t>(data(panels)) % 64 != 0) {
+    TVM_FFI_THROW(ValueError) << name.op << ": " << name.arg << " must start at a multiple of 64";
+  }
+}
+
+int64_t packed_bytes_bound(const std::string& format, int64_t out_features, int64_t in_features) {
+  const int64_t num_panels = (out_features + kPanel - 1) / kPanel;
+  return num_panels * panel_bytes(format_of("packed_bytes", format), in_features);
+}
+
+void pack_weight_bound(TensorView weight, const std::string& format, TensorView out) {
+  const char* op = "pack_weight";
+  expect_rank({op, "weight"}, weight, 2);
+  expect_dtype_of_format({op, "weight"}, weight, format);
+  expect({op, "weight"}, weight, weight.dtype(), {weight.size(0), weight.size(1)});
+  expect_panels({op, "out"}, out, format_of(op, format), weight.size(0), weight.size(1));
+  pack_weight(format_of(op, format), data(weight), weight.size(0), weight.size(1), data(out));
+}
+
+void linear_bound(TensorView x, TensorView weight, const std::string& format, int64_t out_features,
+                  int64_t in_features, tvm::ffi::Optional<TensorView> bias, TensorView out) {
+  const char* op = "linear";
+  expect_rank({op, "x"}, x, 2);
+  const int64_t num_rows = x.size(0);
+  const DType dtype = activation_dtype({op, "x"}, x);
+  expect_dtype_of_format({op, "x"}, x, format);
+  expect({op, "x"}, x, x.dtype(), {num_rows, in_features}, Layout::kRows);
+  expect_panels({op, "weight"}, weight, format_of(op, format), out_features, in_features);
+  if (bias) expect({op, "bias"}, *bias, x.dtype(), {out_features});
+  expect({op, "out"}, out, x.dtype(), {num_rows, out_features});
+  submit(linear, dtype,
+         {.x = data(x),
+          .weight = data(weight),
+          .bias = bias ? data(*bias) : nullptr,
+          .out = data(out),
+          .format = format_of(op, format),
+          .num_rows = num_rows,
+          .in_features = in_features,
+          .out_features = out_features,
+          .x_stride = x.stride(0)},
+         &Linear::num_rows);
+}
+
 std::string isa_bound() { return kernels().isa; }
 
 bool set_isa_bound(const std::string& isa) { return set_isa(isa.c_str()); }
@@ -365,6 +444,9 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(end_recording, end_recording);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_program, run_program);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_ops, count_ops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(free_program, free_program);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_bytes, packed_bytes_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_weight, pack_weight_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, linear_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_isa, set_isa_bound);
 

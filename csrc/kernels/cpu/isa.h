@@ -15,6 +15,7 @@ void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, 
 float largest(const float* values, int64_t n);
 void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);
 void sum_chunks(const float* weights, int64_t n, float* sums);
+void linear_float(DType activation, const Linear& args, const LinearTile& tile);
 
 }  // namespace AIRSIDE_ISA
 }  // namespace airside::cpu

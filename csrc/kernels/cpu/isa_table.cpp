@@ -17,6 +17,7 @@ const Kernels kTable = {
     .largest = largest,
     .weigh = weigh,
     .sum_chunks = sum_chunks,
+    .linear_float = linear_float,
 };
 
 }  // namespace airside::cpu::AIRSIDE_ISA

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/types.h"
 
 // What the operators take: raw pointers, sizes, and strides in elements. Nothing here owns memory,
@@ -152,6 +153,8 @@ struct Kernels {
   void (*weigh)(const float* logits, int64_t n, float top, float temperature, float* weights);
   // sums[c] = the sum of weights[c * kWeightChunk, (c + 1) * kWeightChunk).
   void (*sum_chunks)(const float* weights, int64_t n, float* sums);
+  // A tile of a product whose weight has the dtype of the activations.
+  void (*linear_float)(DType activation, const Linear&, const LinearTile&);
 };
 
 // The kernels in use: the widest instruction set this processor has, unless set_isa chose another.
@@ -166,5 +169,6 @@ void paged_attention(DType dtype, const PagedAttention& args);
 void gather_rows(DType dtype, const GatherRows& args);
 void sample(const Sample& args);
 void token_logprobs(const TokenLogprobs& args);
+void linear(DType activation, const Linear& args);
 
 }  // namespace airside::cpu

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "kernels/cpu/types.h"
 
@@ -14,7 +16,7 @@ inline constexpr int64_t kPanel = 32;
 enum class WeightFormat {
   kFloat32,   // [in_features][kPanel] float32
   kBFloat16,  // [in_features / 2][kPanel][2]: pairs of inputs, as the dot-product instruction takes
-  kFloat16,   // the same of halves
+  kFloat16,   // [in_features][kPanel] halves
   kInt8,      // [in_features / 4][kPanel][4] int8; then scales [kPanel] float, sums [kPanel] int32
   kQ8_0,      // GGUF's blocks of 32 inputs, a panel's side by side (linear_blocks.cpp)
   kQ4_0,
@@ -44,7 +46,14 @@ struct LinearTile {
   int64_t num_panels;
 };
 
+// The format of that name ("bfloat16", "q4_0"), if there is one with kernels.
+std::optional<WeightFormat> weight_format(std::string_view name);
+
 // Bytes of one panel.
 int64_t panel_bytes(WeightFormat format, int64_t in_features);
+
+// Lays out `weight`, [out_features, in_features] of the format's own dtype, contiguous, as panels.
+void pack_weight(WeightFormat format, const void* weight, int64_t out_features, int64_t in_features,
+                 void* panels);
 
 }  // namespace airside::cpu
