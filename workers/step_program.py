@@ -57,11 +57,15 @@ class _Recorder(TorchDispatchMode):
 class StepProgram:
     """The recorded `forward` of a model on its cache."""
 
-    def __init__(self, program: ops.Program, batch: StepBatch, hidden: Tensor, final: Tensor) -> None:
+    def __init__(
+        self, program: ops.Program, batch: StepBatch, hidden: Tensor, final: Tensor, workspace: Workspace
+    ) -> None:
         self._program = program
         self._batch = batch
         self._hidden = hidden
         self._final = final
+        self._workspace = workspace  # where the program's tensors were, and are
+        self.workspace_bytes = workspace.peak_bytes
 
     @staticmethod
     @torch.inference_mode()
@@ -77,16 +81,19 @@ class StepProgram:
             return None
         batch = _largest_batch(settings)
         hidden = torch.zeros((settings.max_num_batched_tokens, config.hidden_size), dtype=dtype)
+        workspace = Workspace(_WORKSPACE_BYTES)
         try:
             with (
                 ops.Recording(len(batch.positions), len(batch.context_lens), len(batch.wanted)) as recording,
-                _Recorder(Workspace(_WORKSPACE_BYTES)),
+                _Recorder(workspace),
             ):
                 final = model.forward(hidden, batch, cache)
         except NotRecordableError as error:
             log.info("steps are not recorded: %s", error)
             return None
-        return StepProgram(recording.program(), batch, hidden, final)
+        program = recording.program()
+        log.info("recorded ops=%d workspace_bytes=%d", program.num_ops, workspace.peak_bytes)
+        return StepProgram(program, batch, hidden, final, workspace)
 
     def fits(self, batch: StepBatch) -> bool:
         """Whether the step is one of those recorded: causal, with positions on one axis."""

@@ -49,7 +49,7 @@ void norm(const char* op, TensorView x, int64_t group, const TensorView* residua
 void norm_rows(const char* op, TensorView x, const TensorView* residual, TensorView weight,
                double eps, bool zero_centred, TensorView out) {
   expect_rank({op, "x"}, x, 2);
-  expect_rank({op, "weight"}, weight, 1);
+  activation_dtype({op, "x"}, x);
   expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1)}, Layout::kRows);
   expect({op, "weight"}, weight, x.dtype(), {x.size(1)});
   expect({op, "out"}, out, x.dtype(), {x.size(0), x.size(1)});
@@ -65,6 +65,7 @@ void head_rms_norm_bound(TensorView x, TensorView weight, double eps, bool zero_
                          TensorView out) {
   const char* op = "head_rms_norm";
   expect_rank({op, "x"}, x, 3);
+  activation_dtype({op, "x"}, x);
   expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1), x.size(2)}, Layout::kRows);
   expect({op, "weight"}, weight, x.dtype(), {x.size(2)});
   expect({op, "out"}, out, x.dtype(), {x.size(0), x.size(1), x.size(2)});
@@ -336,7 +337,14 @@ int64_t end_recording() {
 }
 
 void run_program(int64_t program, int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
-  reinterpret_cast<const Program*>(program)->run({num_tokens, num_seqs, num_wanted});
+  const auto& recorded = *reinterpret_cast<const Program*>(program);
+  const StepSize size{num_tokens, num_seqs, num_wanted};
+  if (!recorded.fits(size)) {
+    TVM_FFI_THROW(ValueError) << "a step of " << num_tokens << " tokens of " << num_seqs
+                              << " sequences, " << num_wanted
+                              << " of them wanted, is larger than the one recorded";
+  }
+  recorded.run(size);
 }
 
 int64_t count_ops(int64_t program) { return reinterpret_cast<const Program*>(program)->num_ops(); }

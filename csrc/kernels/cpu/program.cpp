@@ -29,14 +29,12 @@ RowCount Program::count_of(int64_t num_rows) const {
                               " rows cannot be recorded: they are neither tokens nor wanted ones");
 }
 
+bool Program::fits(const StepSize& size) const {
+  return size.num_tokens <= largest_.num_tokens && size.num_seqs <= largest_.num_seqs &&
+         size.num_wanted <= largest_.num_wanted;
+}
+
 void Program::run(const StepSize& size) const {
-  if (size.num_tokens > largest_.num_tokens || size.num_seqs > largest_.num_seqs ||
-      size.num_wanted > largest_.num_wanted) {
-    throw std::invalid_argument("a step of " + std::to_string(size.num_tokens) + " tokens, " +
-                                std::to_string(size.num_seqs) + " sequences and " +
-                                std::to_string(size.num_wanted) +
-                                " wanted rows is larger than the one recorded");
-  }
   const Run run{ops_, size};
   run_team(run_all, &run);
 }

@@ -36,14 +36,14 @@ class Program {
   // may be num_wanted: that is how one tells rows that are tokens from rows that are wanted ones.
   explicit Program(StepSize largest) : largest_(largest) {}
 
-  const StepSize& largest() const { return largest_; }
-
   // Throws std::invalid_argument for a number of rows that is neither.
   RowCount count_of(int64_t num_rows) const;
 
   void add(std::function<void(const StepSize&)> op) { ops_.push_back(std::move(op)); }
 
-  // Throws std::invalid_argument when `size` is larger than the largest.
+  bool fits(const StepSize& size) const;
+
+  // For a size that fits.
   void run(const StepSize& size) const;
 
   int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }

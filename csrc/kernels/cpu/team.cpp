@@ -1,7 +1,5 @@
 #include "kernels/cpu/team.h"
 
-#include <sched.h>
-
 #include <atomic>
 #include <memory>
 
@@ -14,9 +12,9 @@
 namespace airside::cpu {
 namespace {
 
-// Looks before a waiting thread lets others have its core: some tens of microseconds, many times
-// what an operator of a decode takes.
-constexpr int kLooks = 2000;
+// Looks before a waiting thread sleeps: some 50 microseconds, several times what an operator of a
+// decode takes. Whoever is waited for that long has lost its core to another process.
+constexpr int kLooks = 4000;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -37,20 +35,19 @@ class SpinningTeam final : public Team {
       next_task_.store(0, std::memory_order_relaxed);
       return;
     }
-    const uint32_t meeting = meetings_.load(std::memory_order_relaxed);
+    const int meeting = meetings_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
       next_task_.store(0, std::memory_order_relaxed);
       meetings_.store(meeting + 1, std::memory_order_release);
+      meetings_.notify_all();  // a look at a counter, unless somebody sleeps
       return;
     }
-    for (int look = 0; meetings_.load(std::memory_order_acquire) == meeting; ++look) {
-      if (look < kLooks) {
-        pause();
-      } else {
-        sched_yield();
-      }
+    for (int look = 0; look < kLooks; ++look) {
+      if (meetings_.load(std::memory_order_acquire) != meeting) return;
+      pause();
     }
+    meetings_.wait(meeting, std::memory_order_acquire);
   }
 
   int64_t take_task() override { return next_task_.fetch_add(1, std::memory_order_relaxed); }
@@ -65,7 +62,7 @@ class SpinningTeam final : public Team {
  private:
   const int size_;
   alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> meetings_{0};
+  alignas(64) std::atomic<int> meetings_{0};  // an int: what a thread can sleep on
   alignas(64) std::atomic<int64_t> next_task_{0};
   float* scratch_ = nullptr;
 };

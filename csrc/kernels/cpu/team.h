@@ -12,8 +12,8 @@ class Team {
 
   virtual int size() const = 0;
 
-  // Returns when all members have called it. They spin: nobody waits long, since the work of an
-  // operator is cut into equal parts; but on a core that others want too, a waiting one gives way.
+  // Returns when all members have called it. They spin, since the work of an operator is cut into
+  // equal parts; where other processes have taken a core, they sleep.
   virtual void meet() = 0;
 
   // The number of the next task, from 0 on; from 0 on again after each meeting.

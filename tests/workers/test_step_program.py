@@ -1,0 +1,113 @@
+"""A recorded step gives the bits that `forward` gives; what cannot be recorded is computed by `forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from airside.workers.model_runner import ModelRunner
+from airside.workers.step_batch import build_step_batch, read_rows
+from airside.workers.step_program import StepProgram
+from tests.checkpoints import (
+    make_gemma3_text,
+    make_idefics3,
+    make_lfm2,
+    make_llama,
+    make_mimo,
+    make_qwen2,
+    make_qwen3,
+)
+from tests.workers.step_plans import BLOCK_SIZE, Track, lone_runner, plan_step, scattered_blocks
+
+RECORDED: dict[str, Callable[..., Path]] = {
+    "llama": make_llama,
+    "qwen2": make_qwen2,
+    "qwen3": make_qwen3,
+    "gemma3": make_gemma3_text,
+    "mimo": make_mimo,
+    "idefics3": make_idefics3,
+}
+NUM_BLOCKS = 256
+STEPS = [[40, 1, 17, 3], [1, 30, 1, 1], [1, 1, 1, 1], [5, 1, 2, 100]]
+"""Tokens of each sequence in one step after another."""
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def final_states(runner: ModelRunner, program: StepProgram | None) -> list[torch.Tensor]:
+    """The final states of all steps, from an empty cache on."""
+    runner.allocate(NUM_BLOCKS)
+    for cache in runner._cache:  # of earlier sequences nothing may be seen
+        cache.k.fill_(float("nan"))
+        cache.v.fill_(float("nan"))
+    if program is None:
+        runner._program = None
+    rng = np.random.default_rng(3)
+    blocks = scattered_blocks(len(STEPS[0]), 32)
+    tokens = [rng.integers(100, 400, 200).tolist() for _ in blocks]
+    tracks = [Track(i, own, table) for i, (own, table) in enumerate(zip(tokens, blocks, strict=True))]
+    states = []
+    for step_id, num_new in enumerate(STEPS):
+        plan = plan_step(step_id, tracks, num_new)
+        batch = build_step_batch(plan, read_rows(plan), BLOCK_SIZE, NUM_BLOCKS, torch.device("cpu"), all_wanted=True)
+        with torch.inference_mode():
+            states.append(runner._forward(runner._model.embed(batch.token_ids), batch).clone())
+        for track, new in zip(tracks, num_new, strict=True):
+            track.computed += new
+    return states
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", RECORDED)
+@pytest.mark.usefixtures("threads")
+def test_bits_are_those_of_forward(tmp_path: Path, family: str, dtype: str) -> None:
+    runner = lone_runner(RECORDED[family](tmp_path), NUM_BLOCKS, dtype=dtype)
+    assert runner._program is not None
+    recorded = final_states(runner, runner._program)
+    computed = final_states(runner, None)
+    assert all(torch.equal(a, b) for a, b in zip(recorded, computed, strict=True))
+    assert not any(states.isnan().any() for states in recorded)
+
+
+def test_states_of_other_kinds_are_not_recorded(tmp_path: Path) -> None:
+    assert lone_runner(make_lfm2(tmp_path), NUM_BLOCKS)._program is None
+
+
+def test_another_operator_than_ours_is_not_recorded(
+    llama_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be computed once, while recording, and never again."""
+    runner = lone_runner(llama_path, NUM_BLOCKS)
+    forward = runner._model.forward
+    monkeypatch.setattr(runner._model, "forward", lambda hidden, *rest: forward(hidden * 2, *rest), raising=False)
+    caplog.set_level("INFO")
+    runner.allocate(NUM_BLOCKS)
+    assert runner._program is None
+    assert "aten.mul" in caplog.text
+
+
+def test_a_step_that_is_too_large_is_refused(llama_path: Path) -> None:
+    runner = lone_runner(llama_path, NUM_BLOCKS, max_num_batched_tokens=32)
+    assert runner._program is not None
+    with pytest.raises(ValueError, match="33 tokens"):
+        runner._program._program.run(33, 1, 1)
+
+
+def test_the_layers_share_their_memory(tmp_path: Path) -> None:
+    """A tensor's place is used again when it is gone, so that twice as many layers take no more."""
+    peaks = [
+        lone_runner(make_llama(tmp_path / str(num_layers), num_hidden_layers=num_layers), NUM_BLOCKS)
+        for num_layers in (2, 6)
+    ]
+    sizes = {runner._program.workspace_bytes for runner in peaks if runner._program is not None}
+    assert len(sizes) == 1
