@@ -14,7 +14,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`x @ weight.T + bias`, by the fastest way there is for the weight's device and dtype.
+    """`x @ weight.T + bias`, by the kernels of Airside where the weight is on the CPU, else by torch.
 
     Args:
         weight: [out_features, in_features].
@@ -22,5 +22,5 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """
     if weight.device.type != "cpu":
         return lambda x: functional.linear(x, weight, bias)
-    packed = ops.pack_weight(weight, str(weight.dtype).removeprefix("torch."))
+    packed = ops.pack_weight(weight.contiguous(), str(weight.dtype).removeprefix("torch."))
     return lambda x: ops.linear(x, packed, bias)

@@ -19,7 +19,9 @@ import tvm_ffi
 from torch import Tensor
 
 import airside
-from airside.workers.packed_weight import PackedWeight
+from airside.workers.packed_weight import PackedWeight, WeightMemory
+
+_weight_memory = WeightMemory()
 
 
 @functools.cache
@@ -293,7 +295,7 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
         format: "float32", "bfloat16" or "float16".
     """
     kernels, (out_features, in_features) = _kernels(weight), weight.shape
-    data = torch.empty(kernels.packed_bytes(format, out_features, in_features), dtype=torch.uint8)
+    data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
     kernels.pack_weight(weight, format, data)
     return PackedWeight(data, format, out_features, in_features)
 
