@@ -6,6 +6,8 @@
 #include <omp.h>
 #endif
 
+#include "kernels/cpu/scratch.h"
+
 // Loops over the threads of torch's own OpenMP pool: torch has loaded libgomp before this library
 // is, so both use one set of threads and torch.set_num_threads counts here too. The region always
 // takes the whole team and lets some members do nothing, because libgomp ends and restarts threads
@@ -53,5 +55,9 @@ void parallel_tasks(int64_t count, int64_t cost, const Body& body) {
   for (int64_t i = 0; i < count; ++i) body(i);
 #endif
 }
+
+// Memory for what all threads of an operator read: written in one loop, read in the next. Lasts
+// until the next call.
+inline float* shared_scratch(int64_t count) { return shared_scratch_floats(count); }
 
 }  // namespace airside::cpu::AIRSIDE_ISA

@@ -17,11 +17,7 @@ struct Scratch {
   int64_t capacity = 0;
 };
 
-thread_local Scratch scratch;
-
-}  // namespace
-
-float* scratch_floats(int64_t count) {
+float* at_least(Scratch& scratch, int64_t count) {
   if (scratch.capacity < count) {
     scratch.floats.reset();
     scratch.capacity = 0;
@@ -29,6 +25,18 @@ float* scratch_floats(int64_t count) {
     scratch.capacity = count;
   }
   return scratch.floats.get();
+}
+
+}  // namespace
+
+float* scratch_floats(int64_t count) {
+  thread_local Scratch scratch;
+  return at_least(scratch, count);
+}
+
+float* shared_scratch_floats(int64_t count) {
+  thread_local Scratch scratch;
+  return at_least(scratch, count);
 }
 
 }  // namespace airside::cpu

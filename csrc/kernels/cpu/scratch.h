@@ -4,8 +4,11 @@
 
 namespace airside::cpu {
 
-// At least `count` floats at a multiple of 64 bytes, kept by the calling thread until its next
+// Memory of this thread, 64-byte aligned, kept between calls; what is in it lasts until the next
 // call.
 float* scratch_floats(int64_t count);
+
+// The same once more, for what its other threads read too.
+float* shared_scratch_floats(int64_t count);
 
 }  // namespace airside::cpu
