@@ -14,14 +14,14 @@ def caches(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def paired(blocks: Tensor) -> Tensor:
-    """[..., size, others] -> the same memory with pairs of `size` side by side; an odd last index is behind them."""
+    """[num_blocks, num_kv_heads, size, others] -> the same memory with pairs of `size` side by side; an odd last index is behind them."""
     even = blocks.shape[-2] // 2 * 2
-    pairs = blocks[..., :even, :].unflatten(-2, (-1, 2)).transpose(-1, -2).flatten(-3)
+    pairs = blocks[..., :even, :].reshape(*blocks.shape[:2], even // 2, 2, -1).transpose(-1, -2).flatten(2)
     return torch.cat([pairs, blocks[..., even:, :].flatten(-2)], dim=-1).view(blocks.shape)
 
 
 def laid_out(k_blocks: Tensor, v_blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """[num_blocks, num_kv_heads, block_size, head_dim] -> what the caches hold, as csrc/kernels/cpu/kv_layout.h says."""
+    """[num_blocks, num_kv_heads, block_size, head_dim] -> what the caches hold (csrc/kernels/cpu/kv_layout.h)."""
     k_blocks = k_blocks.transpose(2, 3)
     if k_blocks.dtype is not torch.float32:
         k_blocks, v_blocks = paired(k_blocks), paired(v_blocks)

@@ -32,6 +32,11 @@ inline constexpr int kParts = kDots<T> ? 1 : kPair<T>;
 inline constexpr int64_t kGroup = 16;
 inline constexpr int64_t kKeyTile = kAttentionKeyTile;
 inline constexpr int64_t kGroups = kKeyTile / kGroup;
+inline constexpr int64_t kGroupsAhead = 4;  // of the next tile
+
+// Floats from one row of scores to the next: not a power of two, whose rows would share few sets of
+// the cache.
+inline constexpr int64_t kScoreStride = kKeyTile + 16;
 
 // What fits the registers: sums, the operands of one step and one broadcast.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -46,8 +51,8 @@ inline constexpr int kMaxVectors = 2;
 
 // The keys or values of one tile of keys.
 struct Words32 {
-  const uint32_t* groups[kGroups];  // of kGroup keys each; all may be read
-  int64_t stride;                   // words from one step to the next
+  const uint32_t* groups[kGroups + kGroupsAhead];  // of kGroup keys each; all may be read
+  int64_t stride;                                  // words from one step to the next
 };
 
 inline Words load_words(const uint32_t* p) {
@@ -110,31 +115,42 @@ template <typename T, int kRows, int kVectors>
 }
 
 // scores[r, t] = scale * queries[r] . keys[t] for kRows rows and the keys [begin, end) of the tile
-// at least; queries in rows of steps * kParts cells.
+// at least; queries in rows of steps * kParts cells. Few rows wait for memory: meanwhile the values
+// of these keys are fetched, and the next keys.
 template <typename T, int kRows>
-void score(const float* queries, const Words32& keys, int64_t steps, int64_t begin, int64_t end,
-           float scale, float* scores) {
+void score(const float* queries, const Words32& keys, const Words32& values, int64_t steps,
+           int64_t begin, int64_t end, float scale, float* scores) {
   constexpr int kVectors = kMaxVectors<kRows>;
   constexpr int64_t kStride = kVectors * kLanes;
-  static_assert(kKeyTile % kStride == 0);
+  constexpr bool kFetches = kRows <= 6;
+  static_assert(kKeyTile % kStride == 0 && kStride / kGroup <= kGroupsAhead);
   for (int64_t t = begin / kStride * kStride; t < end; t += kStride) {
     const uint32_t* key[kVectors];
+    const uint32_t* next_key[kVectors];
+    const uint32_t* value[kVectors];
     for (int j = 0; j < kVectors; ++j) {
       const int64_t at = t + j * kLanes;
       key[j] = keys.groups[at / kGroup] + at % kGroup;
+      next_key[j] = keys.groups[(at + kStride) / kGroup];
+      value[j] = values.groups[at / kGroup];
     }
     Floats sums[kRows][kVectors] = {};
     for (int64_t step = 0; step < steps; ++step) {
       Words words[kVectors];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) words[j] = load_words(key[j] + step * keys.stride);
+#pragma GCC unroll 4
+      for (int j = 0; kFetches && j < kVectors; ++j) {
+        __builtin_prefetch(next_key[j] + step * keys.stride);
+        __builtin_prefetch(value[j] + step * kGroup);
+      }
       multiply_step<T>(queries + step * kParts<T>, steps * kParts<T>, words, sums);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) {
-        store(scores + r * kKeyTile + t + j * kLanes, sums[r][j] * splat(scale));
+        store(scores + r * kScoreStride + t + j * kLanes, sums[r][j] * splat(scale));
       }
     }
   }
@@ -160,7 +176,7 @@ void add_columns(const float* weights, const Words32& values, int64_t column, in
       Words words[kVectors];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) words[j] = load_words(value + j * kLanes);
-      multiply_step<T>(weights + step * kParts<T>, kKeyTile, words, sum);
+      multiply_step<T>(weights + step * kParts<T>, kScoreStride, words, sum);
     }
   }
 #pragma GCC unroll 12
@@ -199,7 +215,7 @@ void add_seen_values(const float* weights, const Words32& values, int64_t begin,
     for (int64_t column = 0; column < width; column += kLanes) {
       const Words words[1] = {load_words(value + column) & mask};
       Floats sum[1][1] = {{load(sums + column)}};
-      multiply_step<T>(weights + step * kParts<T>, kKeyTile, words, sum);
+      multiply_step<T>(weights + step * kParts<T>, kScoreStride, words, sum);
       store(sums + column, sum[0][0]);
     }
   }

@@ -32,7 +32,7 @@ struct Buffers {
   float* queries;  // [rows, steps] cells
   float* keys;     // [kGroups, steps, kGroup] words: of blocks that cannot be read where they are
   float* values;   // [kKeyTile / kPair, width] words: likewise
-  float* scores;   // [kMaxRows, kKeyTile]: then the weights, as cells
+  float* scores;   // [kMaxRows, kScoreStride]: then the weights, as cells
   Parts part;      // of kMaxRows rows over one tile of keys
   Parts all;       // of all rows, over the tiles so far
 };
@@ -61,7 +61,7 @@ Buffers carve(const PagedAttention& args, float* scratch) {
   b.keys = b.queries + max_rows(args) * width;
   b.values = b.keys + width * kKeyTile;
   b.scores = b.values + kKeyTile * width;
-  float* parts = b.scores + kMaxRows * kKeyTile;
+  float* parts = b.scores + kMaxRows * kScoreStride;
   b.part = carve_parts(args, kMaxRows, parts);
   b.all = carve_parts(args, max_rows(args), parts + parts_floats(args, kMaxRows));
   return b;
@@ -146,14 +146,15 @@ const uint32_t* words_at(const void* cache, int64_t element) {
   return reinterpret_cast<const uint32_t*>(static_cast<const T*>(cache) + element);
 }
 
-// Blocks of whole groups are read where they are.
+// Blocks of whole groups are read where they are. Some groups of the next tile of keys come behind
+// those of this one.
 template <typename T>
-void find_groups(const PagedAttention& args, const AttentionTile& tile, int64_t start,
-                 int64_t count, Words32& keys, Words32& values) {
+void find_groups(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t left,
+                 Words32& keys, Words32& values) {
   keys.stride = args.block_size;
   values.stride = args.head_dim;
-  for (int64_t g = 0; g < kGroups; ++g) {
-    if (g * kGroup >= count) {  // read with the others, and not used
+  for (int64_t g = 0; g < kGroups + kGroupsAhead; ++g) {
+    if (g * kGroup >= left) {  // read with the others, and not used
       keys.groups[g] = keys.groups[g - 1];
       values.groups[g] = values.groups[g - 1];
       continue;
@@ -190,9 +191,10 @@ void gather(const PagedAttention& args, const AttentionTile& tile, const Buffers
   const int64_t width = padded(args.head_dim);
   keys.stride = kGroup;
   values.stride = width;
-  for (int64_t g = 0; g < kGroups; ++g) {
-    keys.groups[g] = words_at<float>(b.keys, g * steps * kGroup);
-    values.groups[g] = words_at<float>(b.values, g * (kGroup / kPair<T>)*width);
+  for (int64_t i = 0; i < kGroups + kGroupsAhead; ++i) {
+    const int64_t g = min(i, kGroups - 1);
+    keys.groups[i] = words_at<float>(b.keys, g * steps * kGroup);
+    values.groups[i] = words_at<float>(b.values, g * (kGroup / kPair<T>)*width);
   }
   auto* key_halves = reinterpret_cast<T*>(b.keys);
   auto* value_halves = reinterpret_cast<T*>(b.values);
@@ -209,69 +211,129 @@ void gather(const PagedAttention& args, const AttentionTile& tile, const Buffers
 
 // ---- softmax
 
-// Gives the scores outside of [seen.begin, seen.end) no weight, in the vectors that hold its ends.
+// Scores are in units in which weight_of is the exponential: bits where pairs are multiplied, since
+// the weight will be rounded to bfloat16 anyway, else nats.
+template <typename T>
+float score_scale(const PagedAttention& args) {
+  return kDots<T> ? args.scale * 1.44269504f : args.scale;
+}
+
+// The weight of a score that is so far above the largest one, which is to say 0 or less, or NaN.
+template <typename T>
+Floats weight_of(Floats x) {
+#if defined(__AVX512BF16__)
+  if constexpr (kDots<T>) {                                   // 2^x within 2e-7 of itself; 1 at 0
+    const Floats clamped = _mm512_max_ps(splat(-150.0f), x);  // the second where it is NaN
+    const Floats n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Floats r = clamped - n;
+    Floats p = splat(1.33986e-3f);
+    p = fma(p, r, splat(9.67146e-3f));
+    p = fma(p, r, splat(5.550334e-2f));
+    p = fma(p, r, splat(2.4022243e-1f));
+    p = fma(p, r, splat(6.931472e-1f));
+    p = fma(p, r, splat(1.0f));
+    return _mm512_scalef_ps(p, n);
+  }
+#endif
+  return exp(x);
+}
+
+// What weights are computed of at a time, from a multiple of it on: the keys of one store of cells.
+template <typename T>
+inline constexpr int kWeightLanes = kDots<T> ? 2 * kLanes : kLanes;
+
+// Gives scores outside of [seen.begin, seen.end) no weight, as far as weights are computed.
+template <typename T>
 void hide_unseen(float* scores, Sight seen) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  const int64_t first = seen.begin / kLanes * kLanes;
-  const int64_t last = (seen.end - 1) / kLanes * kLanes;
   const Floats hidden = splat(-kInfinity);
-  const Floats head = load(scores + first);
-  store(scores + first, lane < static_cast<int32_t>(seen.begin - first) ? hidden : head);
-  const Floats tail = load(scores + last);
-  store(scores + last, lane < static_cast<int32_t>(seen.end - last) ? tail : hidden);
+  for (int64_t t = seen.begin / kWeightLanes<T> * kWeightLanes<T>; t < seen.begin; t += kLanes) {
+    const Floats old = load(scores + t);
+    store(scores + t, lane < static_cast<int32_t>(seen.begin - t) ? hidden : old);
+  }
+  const int64_t stop = round_up(seen.end, kWeightLanes<T>);
+  for (int64_t t = seen.end / kLanes * kLanes; t < stop; t += kLanes) {
+    const Floats old = load(scores + t);
+    store(scores + t, lane < static_cast<int32_t>(seen.end - t) ? old : hidden);
+  }
 }
 
-// Writes weights as cells and returns them as they will be multiplied. In place: the cells of a
-// pair need less than its scores.
+// Turns kWeightLanes scores into weights, written as cells, and adds what these are to the mass. In
+// place: the cells of a pair need less than its scores.
 template <typename T>
-Floats store_weights(float* scores, int64_t t, Floats weights) {
+Floats weigh(float* scores, int64_t t, Floats base, Floats mass) {
+  const Floats weights = weight_of<T>(load(scores + t) - base);
 #if defined(__AVX512BF16__)
   if constexpr (kDots<T>) {
-    const auto halves =
-        __builtin_bit_cast(Halves, _mm512_cvtneps_pbh(__builtin_bit_cast(__m512, weights)));
-    __builtin_memcpy(reinterpret_cast<T*>(scores) + t, &halves, sizeof halves);
-    return widen(halves, T{});
+    const Floats more = weight_of<T>(load(scores + t + kLanes) - base);
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(more, weights);
+    __builtin_memcpy(scores + t / kPair<T>, &pairs, sizeof pairs);
+    const __m512bh ones = __builtin_bit_cast(__m512bh, Words{} + 0x3f803f80);
+    return _mm512_dpbf16_ps(mass, pairs, ones);
   }
 #endif
-  if constexpr (std::is_same_v<T, BFloat16>) weights = round_to(weights, T{});
-  store(scores + t, weights);
-  return weights;
+  const Floats kept = std::is_same_v<T, BFloat16> ? round_to(weights, BFloat16{}) : weights;
+  store(scores + t, kept);
+  return mass + kept;
 }
 
-// Turns the scores [seen.begin, seen.end) of a row into weights exp(score - top).
-template <typename T>
-void weigh_scores(float* scores, Sight seen, float& top, float& mass) {
-  hide_unseen(scores, seen);
-  const int64_t first = seen.begin / kLanes * kLanes;
-  Floats tops = splat(-kInfinity);
-  for (int64_t t = first; t < seen.end; t += kLanes) tops = larger(load(scores + t), tops);
-  top = largest_of(tops);
-  const Floats base = splat(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
-  Floats masses = {};
-  for (int64_t t = first; t < seen.end; t += kLanes) {
-    masses += store_weights<T>(scores, t, exp(load(scores + t) - base));
+// Turns the scores [seen.begin, seen.end) of each row into weights. Each pass goes over all rows,
+// so that none waits for the end of another's sum.
+template <typename T, int kRows>
+void weigh_rows(float* scores, const Sight (&seen)[kRows], const Parts& part) {
+  const auto first = [&](int r) { return seen[r].begin / kWeightLanes<T> * kWeightLanes<T>; };
+  Floats sums[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = splat(-kInfinity);
+    if (seen[r].begin == seen[r].end) continue;
+    float* row = scores + r * kScoreStride;
+    hide_unseen<T>(row, seen[r]);
+    for (int64_t t = first(r); t < seen[r].end; t += kLanes)
+      sums[r] = larger(load(row + t), sums[r]);
   }
-  mass = sum_of(masses);
+  for (int r = 0; r < kRows; ++r) part.tops[r] = largest_of(sums[r]);
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Floats{};
+    if (seen[r].begin == seen[r].end) continue;
+    float* row = scores + r * kScoreStride;
+    const float top = part.tops[r];
+    const Floats base = splat(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
+    for (int64_t t = first(r); t < seen[r].end; t += kWeightLanes<T>) {
+      sums[r] = weigh<T>(row, t, base, sums[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) part.masses[r] = sum_of(sums[r]);
 }
 
 // Merges the next part of some rows into what there is.
+template <typename T>
 void merge(const PagedAttention& args, const Parts& part, int64_t num_rows, const Parts& all) {
   const int64_t width = padded(args.head_dim);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const float tile_top = part.tops[row];
-    const float top = all.tops[row];
-    if (tile_top == -kInfinity && part.masses[row] == 0.0f) continue;  // it sees none of these keys
-    const float new_top = top > tile_top ? top : tile_top;
-    const float base = new_top == -kInfinity ? 0.0f : new_top;
-    const Floats shrink_all = exp(splat(top - base));
-    const Floats shrink_part = exp(splat(tile_top - base));
-    all.tops[row] = new_top;
-    all.masses[row] = all.masses[row] * shrink_all[0] + part.masses[row] * shrink_part[0];
-    float* sums = all.sums + row * width;
-    const float* more = part.sums + row * width;
-    for (int64_t d = 0; d < width; d += kLanes) {
-      store(sums + d, fma(load(more + d), shrink_part, load(sums + d) * shrink_all));
+  for (int64_t begin = 0; begin < num_rows; begin += kLanes) {
+    const int64_t count = min(kLanes, num_rows - begin);
+    const Floats tops = load_first(all.tops + begin, count);
+    const Floats part_tops = load_first(part.tops + begin, count);
+    const Floats new_tops = tops > part_tops ? tops : part_tops;
+    const Floats bases = new_tops == splat(-kInfinity) ? Floats{} : new_tops;
+    const Floats shrink = weight_of<T>(tops - bases);
+    const Floats shrink_part = weight_of<T>(part_tops - bases);
+    const Floats masses = load_first(all.masses + begin, count) * shrink +
+                          load_first(part.masses + begin, count) * shrink_part;
+    float factors[2][kLanes];
+    store(factors[0], shrink);
+    store(factors[1], shrink_part);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = begin + i;
+      if (part.tops[row] == -kInfinity && part.masses[row] == 0.0f) continue;  // sees none of it
+      all.tops[row] = new_tops[i];
+      all.masses[row] = masses[i];
+      float* sums = all.sums + row * width;
+      const float* more = part.sums + row * width;
+      for (int64_t d = 0; d < width; d += kLanes) {
+        store(sums + d,
+              fma(load(more + d), splat(factors[1][i]), load(sums + d) * splat(factors[0][i])));
+      }
     }
   }
 }
@@ -312,18 +374,15 @@ void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Bu
     }
   }
   clear(args, part, kRows);
-  score<T, kRows>(b.queries + row * steps * kParts<T>, keys, steps, any.begin, any.end, args.scale,
-                  b.scores);
-  for (int r = 0; r < kRows; ++r) {
-    if (seen[r].begin == seen[r].end) continue;
-    weigh_scores<T>(b.scores + r * kKeyTile, seen[r], part.tops[r], part.masses[r]);
-  }
+  score<T, kRows>(b.queries + row * steps * kParts<T>, keys, values, steps, any.begin, any.end,
+                  score_scale<T>(args), b.scores);
+  weigh_rows<T, kRows>(b.scores, seen, part);
   // The few keys that only the earlier rows see, what all see together, and those that only the
   // later ones see, in steps.
   together = {steps_of<T>(together.begin), together.end / kPair<T>};
   if (together.begin >= together.end) together = {kKeyTile, kKeyTile};
   const auto add_own = [&](int r, int64_t begin, int64_t end) {
-    add_seen_values<T>(b.scores + r * kKeyTile, values, begin, end, seen[r].begin, seen[r].end,
+    add_seen_values<T>(b.scores + r * kScoreStride, values, begin, end, seen[r].begin, seen[r].end,
                        part.sums + r * width, width);
   };
   for (int r = 0; r < kRows; ++r) {
@@ -344,7 +403,7 @@ void attend_keys(const PagedAttention& args, const AttentionTile& tile, const Bu
   Words32 keys;
   Words32 values;
   if (args.block_size % kGroup == 0 && args.head_dim % kGroup == 0) {
-    find_groups<T>(args, tile, start, num_keys, keys, values);
+    find_groups<T>(args, tile, start, end - start, keys, values);
   } else {
     gather<T>(args, tile, b, start, num_keys, keys, values);
   }
@@ -378,7 +437,7 @@ void store_rows(const PagedAttention& args, const AttentionTile& tile, const Par
 
 int64_t attention_scratch_floats(const PagedAttention& args) {
   const int64_t width = padded(args.head_dim);
-  return max_rows(args) * width + 2 * kKeyTile * width + kMaxRows * kKeyTile +
+  return max_rows(args) * width + 2 * kKeyTile * width + kMaxRows * kScoreStride +
          parts_floats(args, kMaxRows) + parts_floats(args, max_rows(args));
 }
 
@@ -396,7 +455,7 @@ void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, 
       attend_keys<T>(
           args, tile, b, start, tile.end, [&](int64_t) { return b.part; },
           [&](int64_t row, int64_t rows) {
-            merge(args, b.part, rows, rows_from(args, b.all, row));
+            merge<T>(args, b.part, rows, rows_from(args, b.all, row));
           });
     }
     store_rows<T>(args, tile, b.all);
@@ -422,11 +481,13 @@ void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& t
   const Buffers b = carve(args, scratch);
   const int64_t num_rows = tile.num_tokens * args.group();
   clear(args, b.all, num_rows);
-  for (int64_t i = 0; i < tile.num_key_tiles(); ++i) {
-    merge(args, carve_parts(args, num_rows, parts + i * parts_floats(args, num_rows)), num_rows,
-          b.all);
-  }
-  visit(dtype, [&]<typename T>(T*) { store_rows<T>(args, tile, b.all); });
+  visit(dtype, [&]<typename T>(T*) {
+    for (int64_t i = 0; i < tile.num_key_tiles(); ++i) {
+      float* part = parts + i * parts_floats(args, num_rows);
+      merge<T>(args, carve_parts(args, num_rows, part), num_rows, b.all);
+    }
+    store_rows<T>(args, tile, b.all);
+  });
 }
 
 }  // namespace airside::cpu::AIRSIDE_ISA

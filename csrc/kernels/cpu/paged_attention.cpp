@@ -89,13 +89,15 @@ void paged_attention(DType dtype, const PagedAttention& args) {
   std::vector<AttentionTile>& tiles = make_tiles(args);
   int64_t pairs = 0;
   int64_t rows = 0;
+  int64_t key_tiles = 0;
   for (const AttentionTile& tile : tiles) {
     pairs += num_pairs(tile);
     rows = std::max(rows, tile.num_tokens * args.group());
+    key_tiles += tile.num_key_tiles();
   }
   const int64_t cost = pairs * args.group() * args.head_dim / 4;
   const auto num_tiles = static_cast<int64_t>(tiles.size());
-  if (num_tiles > 0 && num_tiles < kFewTiles && rows <= kFewRows) {
+  if (num_tiles < kFewTiles && num_tiles < key_tiles && rows <= kFewRows) {
     return attend_by_keys(dtype, args, tiles, cost);
   }
   // The longest first, so that no thread starts a long one when the others are done.
