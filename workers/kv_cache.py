@@ -20,7 +20,10 @@ _AUTO_SHARE_CUDA = 0.85
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's tensors, each [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """One layer's tensors, each [num_blocks, num_kv_heads, block_size, head_dim].
+
+    Blocks can be copied whole; the order inside one head of a block is the kernels' own.
+    """
 
     k: Tensor
     v: Tensor

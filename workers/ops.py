@@ -153,7 +153,8 @@ def kv_cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots
 
     Args:
         k, v: [num_tokens, num_kv_heads, head_dim]; rows may be strided.
-        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], k's dtype.
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], k's dtype. The order of the elements inside
+            `[block, head]` is the kernels' own: only this and `paged_attention` can read or write them.
         slots: [num_tokens] int64, `block_id * block_size + offset`.
     """
     _kernels(k).kv_cache_write(k, v, k_cache, v_cache, slots)
@@ -176,11 +177,13 @@ def paged_attention(
     Sequence i has `query_starts[i + 1] - query_starts[i]` query rows, which are the last tokens of its context of
     `context_lens[i]` tokens (their keys already in the cache). The row at position p attends to `[p + 1 - window,
     p + 1)`; `attend_to` moves the end. Query head h reads KV head `h // (num_heads / num_kv_heads)`. Softmax in
-    float32, one fixed order of summation whatever the batch or chunking.
+    float32, one fixed order of summation whatever the batch or chunking; in bfloat16 the weights are rounded to it
+    before they multiply the values, and their sum is that of the rounded ones.
 
     Args:
         q: [num_tokens, num_heads, head_dim]; rows may be strided.
-        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim].
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], as `kv_cache_write` left them. What was
+            never written may hold anything: what a row does not see has no part in its result.
         block_tables: [num_seqs, max_blocks] int32, rows may be strided; entries past a sequence's context are not
             read.
         query_starts: [num_seqs + 1] int32, starting with 0.

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from airside.workers import ops
-from tests.kernels.test_paged_attention import SHAPES, Attended, Paged, page, sequence
+from tests.kernels.test_paged_attention import SHAPES, Paged, causal, expect_near, page, sequence
 
 LENS = [(1, 1), (1, 200), (5, 5), (70, 131), (1, 64), (65, 65), (3, 67), (140, 300)]
-ERROR = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 WINDOWED = [(*shape, window) for shape in SHAPES[:-1] for window in (1, 7, 64, 65, 100)] + [(*SHAPES[-1], 65)]
 """Shapes with windows; many heads, which take long, with one."""
@@ -24,22 +23,6 @@ def run(paged: Paged, window: int = 0, attend_to: list[int] | None = None) -> Te
     ends = None if attend_to is None else torch.tensor(attend_to, dtype=torch.int32)
     args = paged.q, paged.k_cache, paged.v_cache, paged.block_tables, starts, lens, paged.q.shape[-1] ** -0.5
     return ops.paged_attention(*args, window=window, attend_to=ends)
-
-
-def meaning(seq: Attended, window: int, ends: list[int]) -> Tensor:
-    """float64; row i at position p sees `[p + 1 - window, ends[i])`."""
-    q, k, v = (x.double().transpose(0, 1) for x in seq)
-    k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
-    own = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None]
-    at = torch.arange(k.shape[1])[None]
-    seen = (at < torch.tensor(ends)[:, None]) & (at > own - (window or k.shape[1]))
-    scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-    out: Tensor = scores.softmax(-1) @ v
-    return out.transpose(0, 1)
-
-
-def causal(query_len: int, context_len: int) -> list[int]:
-    return list(range(context_len - query_len + 1, context_len + 1))
 
 
 def with_pictures(query_len: int, context_len: int, every: int) -> list[int]:
@@ -57,8 +40,7 @@ def with_pictures(query_len: int, context_len: int, every: int) -> list[int]:
 def test_a_window(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, window: int) -> None:
     sequences = [sequence(n, context, heads, kv_heads, head_dim, dtype) for n, context in LENS]
     out = run(page(*sequences, block_size=block_size), window)
-    expected = torch.cat([meaning(seq, window, causal(*lens)) for seq, lens in zip(sequences, LENS, strict=True)])
-    torch.testing.assert_close(out.double(), expected, rtol=ERROR[dtype], atol=2e-6)
+    expect_near(out, sequences, [causal(*lens) for lens in LENS], window)
 
 
 @pytest.mark.parametrize("window", [0, 3, 70])
@@ -70,8 +52,7 @@ def test_pictures_that_are_seen_whole(
     sequences = [sequence(n, context, heads, kv_heads, head_dim, dtype) for n, context in LENS]
     ends = [with_pictures(*lens, every) for lens in LENS]
     out = run(page(*sequences, block_size=block_size), window, [end for own in ends for end in own])
-    expected = torch.cat([meaning(seq, window, own) for seq, own in zip(sequences, ends, strict=True)])
-    torch.testing.assert_close(out.double(), expected, rtol=ERROR[dtype], atol=2e-6)
+    expect_near(out, sequences, ends, window)
 
 
 def test_all_that_is_wide_enough_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
@@ -98,17 +79,18 @@ def test_a_row_is_the_same_alone_chunked_and_batched(dtype: torch.dtype, window:
     assert torch.equal(beside[50:], whole)
 
 
-def test_what_is_out_of_sight_never_reaches_a_row() -> None:
-    q, k, v = sequence(100, 100)
-    k[:30], v[:30] = torch.nan, torch.inf
+@pytest.mark.parametrize("at", [30, 31])
+def test_what_is_out_of_sight_never_reaches_a_row(dtype: torch.dtype, at: int) -> None:
+    q, k, v = sequence(100, 100, dtype=dtype)
+    k[:at], v[:at] = torch.nan, torch.inf
     out = run(page((q, k, v)), window=10)
-    assert out[:39].isnan().any(-1).any(-1).all()
-    assert out[39:].isfinite().all()
-    q, k, v = sequence(40, 40)
-    k[30:], v[30:] = torch.nan, torch.inf
-    out = run(page((q, k, v)), attend_to=[30] * 30 + [40] * 10)
-    assert out[:30].isfinite().all()
-    assert out[30:].isnan().any(-1).any(-1).all()
+    assert out[: at + 9].isnan().any(-1).any(-1).all()
+    assert out[at + 9 :].isfinite().all()
+    q, k, v = sequence(40, 40, dtype=dtype)
+    k[at:], v[at:] = torch.nan, torch.inf
+    out = run(page((q, k, v)), attend_to=[at] * at + [40] * (40 - at))
+    assert out[:at].isfinite().all()
+    assert out[at:].isnan().any(-1).any(-1).all()
 
 
 @pytest.mark.parametrize("ends", [[36, 38, 39, 40], [37, 38, 39, 41]])

@@ -13,24 +13,43 @@ def caches(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.zeros(6, 3, 4, 20, dtype=dtype), torch.zeros(6, 3, 4, 20, dtype=dtype)
 
 
-def test_each_token_lands_in_its_slot_and_nowhere_else(dtype: torch.dtype) -> None:
-    fused = torch.randn(5, 9 * 20, dtype=dtype)  # rows of k and v are strided slices
-    k, v = fused[:, :60].view(5, 3, 20), fused[:, 120:].view(5, 3, 20)
+def paired(blocks: Tensor) -> Tensor:
+    """[num_blocks, num_kv_heads, size, others] -> the same memory with pairs of `size` side by side; an odd last index is behind them."""
+    even = blocks.shape[-2] // 2 * 2
+    pairs = blocks[..., :even, :].reshape(*blocks.shape[:2], even // 2, 2, -1).transpose(-1, -2).flatten(2)
+    return torch.cat([pairs, blocks[..., even:, :].flatten(-2)], dim=-1).view(blocks.shape)
+
+
+def laid_out(k_blocks: Tensor, v_blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[num_blocks, num_kv_heads, block_size, head_dim] -> what the caches hold (csrc/kernels/cpu/kv_layout.h)."""
+    k_blocks = k_blocks.transpose(2, 3)
+    if k_blocks.dtype is not torch.float32:
+        k_blocks, v_blocks = paired(k_blocks), paired(v_blocks)
+    return k_blocks.reshape(v_blocks.shape), v_blocks
+
+
+@pytest.mark.parametrize("head_dim", [20, 64, 7])
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_each_token_lands_in_its_slot_and_nowhere_else(dtype: torch.dtype, block_size: int, head_dim: int) -> None:
+    fused = torch.randn(5, 9 * head_dim, dtype=dtype)  # rows of k and v are strided slices
+    k, v = (fused[:, at * head_dim : (at + 3) * head_dim].view(5, 3, head_dim) for at in (0, 6))
     slots = torch.tensor([0, 7, 23, 4, 13])
-    k_cache, v_cache = caches(dtype)
+    blocks = torch.full((2, 24, 3, block_size, head_dim), 7.0, dtype=dtype)
+    k_cache, v_cache = blocks.clone()
     ops.kv_cache_write(k, v, k_cache, v_cache, slots)
-    for written, cache in ((k, k_cache), (v, v_cache)):
-        expected = torch.zeros_like(cache)
-        expected[slots // 4, :, slots % 4] = written
+    for written, into in zip((k, v), blocks, strict=True):
+        into[slots // block_size, :, slots % block_size] = written
+    for cache, expected in zip((k_cache, v_cache), laid_out(*blocks), strict=True):
         assert torch.equal(cache, expected)
 
 
 def test_many_tokens_at_once(dtype: torch.dtype) -> None:
-    k, v = torch.randn(4096, 2, 64, dtype=dtype), torch.randn(4096, 2, 64, dtype=dtype)
-    k_cache, v_cache = torch.zeros(256, 2, 16, 64, dtype=dtype), torch.zeros(256, 2, 16, 64, dtype=dtype)
+    k, v = torch.randn(2, 4096, 2, 64, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 256, 2, 16, 64, dtype=dtype)
     ops.kv_cache_write(k, v, k_cache, v_cache, torch.arange(4096).flip(0))
-    assert torch.equal(k_cache.transpose(1, 2).reshape(4096, 2, 64).flip(0), k)
-    assert torch.equal(v_cache.transpose(1, 2).reshape(4096, 2, 64).flip(0), v)
+    expected = laid_out(*(rows.flip(0).view(256, 16, 2, 64).transpose(1, 2) for rows in (k, v)))
+    assert torch.equal(k_cache, expected[0])
+    assert torch.equal(v_cache, expected[1])
 
 
 def test_no_tokens_change_nothing() -> None:

@@ -1,65 +1,84 @@
-// One tile of query rows against all keys that any of them sees, with an online softmax over
-// tiles of keys (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135).
+// One tile of query rows against the keys that any of them sees, with a softmax over tiles of keys
+// (Milakov & Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135): each tile of
+// keys gives a part, which is the largest score, the mass and the weighted sum of values relative
+// to that score, and parts are merged in the order of positions.
 //
 // A row's result is a function of its query, its keys and its position. It does not depend on the
 // other rows, nor on how the cache is cut into blocks, because
-//   - tiles of keys start at multiples of kKeyTile in the sequence, whoever asks;
+//   - tiles of keys start at multiples of kKeyTile in the sequence, whoever asks, and so do pairs
+//     of keys at even positions;
 //   - a score is one lane that adds its products in the order of head_dim, and an output is one
 //     lane that adds in the order of positions, so the rows computed beside it change nothing;
-//   - a row never adds a term for a key that it does not see.
+//   - a key that a row does not see is 0 to it, weight and value, where a pair has such a key, and
+//     nothing elsewhere.
 
+#include "kernels/cpu/attention_products.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vector.h"
 
 namespace airside::cpu::AIRSIDE_ISA {
 namespace {
 
-constexpr int64_t kKeyTile = 64;
+// Of some query rows, over some keys.
+struct Parts {
+  float* sums;    // [rows, width]
+  float* tops;    // [rows]: the largest score
+  float* masses;  // [rows]: the sum of weights, relative to exp(top)
+};
 
-// What fits the registers: kMaxRows x kMaxVectors sums, kMaxVectors operands and one broadcast.
-constexpr int kMaxRows = 6;
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kMaxVectors = 4;
-#else
-constexpr int kMaxVectors = 2;
-#endif
-static_assert(kKeyTile % (kLanes * kMaxVectors) == 0);
-
-// The scratch of one tile. `width` is head_dim rounded up to vectors of any width; the lanes beyond
-// head_dim in the vectors that hold it are 0.
+// The scratch of one tile. `width` is head_dim rounded up to vectors of any width; what is in the
+// columns beyond head_dim has no meaning.
 struct Buffers {
-  float* queries;  // [rows, width]
-  float* keys;     // [width, kKeyTile]: transposed
-  float* values;   // [kKeyTile, width]
-  float* scores;   // [rows, kKeyTile]: then the weights
-  float* sums;     // [rows, width]
-  float* tops;     // [rows]: the largest score so far
-  float* masses;   // [rows]: the sum of weights so far, relative to exp(top)
+  float* queries;  // [rows, steps] cells
+  float* keys;     // [kGroups, steps, kGroup] words: of blocks that cannot be read where they are
+  float* values;   // [kKeyTile / kPair, width] words: likewise
+  float* scores;   // [kMaxRows, kScoreStride]: then the weights, as cells
+  Parts part;      // of kMaxRows rows over one tile of keys
+  Parts all;       // of all rows, over the tiles so far
 };
 
 int64_t padded(int64_t n) { return round_up(n, 16); }
 
 int64_t max_rows(const PagedAttention& args) { return max(args.group(), kAttentionTileRows); }
 
+int64_t parts_floats(const PagedAttention& args, int64_t rows) {
+  return rows * padded(args.head_dim) + 2 * padded(rows);
+}
+
+Parts carve_parts(const PagedAttention& args, int64_t rows, float* memory) {
+  float* tops = memory + rows * padded(args.head_dim);
+  return {memory, tops, tops + padded(rows)};
+}
+
+Parts rows_from(const PagedAttention& args, const Parts& parts, int64_t row) {
+  return {parts.sums + row * padded(args.head_dim), parts.tops + row, parts.masses + row};
+}
+
 Buffers carve(const PagedAttention& args, float* scratch) {
-  const int64_t rows = max_rows(args);
   const int64_t width = padded(args.head_dim);
   Buffers b;
   b.queries = scratch;
-  b.keys = b.queries + rows * width;
+  b.keys = b.queries + max_rows(args) * width;
   b.values = b.keys + width * kKeyTile;
   b.scores = b.values + kKeyTile * width;
-  b.sums = b.scores + rows * kKeyTile;
-  b.tops = b.sums + rows * width;
-  b.masses = b.tops + padded(rows);
+  float* parts = b.scores + kMaxRows * kScoreStride;
+  b.part = carve_parts(args, kMaxRows, parts);
+  b.all = carve_parts(args, max_rows(args), parts + parts_floats(args, kMaxRows));
   return b;
 }
 
-// Calls body with `count` as a constant, 1 <= count <= kMax.
+template <typename T>
+int64_t steps_of(int64_t size) {
+  return (size + kPair<T> - 1) / kPair<T>;
+}
+
+// Calls body with as many rows of `count` as one register tile takes, as a constant.
 template <int kMax, typename Body>
-void with_constant(int64_t count, const Body& body) {
-  if constexpr (kMax > 1) {
-    if (count < kMax) return with_constant<kMax - 1>(count, body);
+void with_rows(int64_t count, const Body& body) {
+  if constexpr (kMax > 6) {
+    if (count < kMax) return with_rows<6>(count, body);
+  } else if constexpr (kMax > 1) {
+    if (count < kMax) return with_rows<kMax - 1>(count, body);
   }
   body(std::integral_constant<int, kMax>{});
 }
@@ -79,15 +98,6 @@ Sight sight_of(const PagedAttention& args, const AttentionTile& tile, int64_t to
           args.attend_to == nullptr ? position + 1 : args.attend_to[tile.first_token + token]};
 }
 
-// What any of its tokens sees.
-Sight sight_of(const PagedAttention& args, const AttentionTile& tile) {
-  Sight all{args.first_seen(tile.first_position), tile.first_position + tile.num_tokens};
-  for (int64_t i = 0; args.attend_to != nullptr && i < tile.num_tokens; ++i) {
-    all.end = max(all.end, args.attend_to[tile.first_token + i]);
-  }
-  return all;
-}
-
 // The tokens of the tile that see some of the keys at [start, end): those before them have their
 // sight's end too early, those behind them its begin too late.
 Sight tokens_that_see(const PagedAttention& args, const AttentionTile& tile, int64_t start,
@@ -104,213 +114,312 @@ Sight tokens_that_see(const PagedAttention& args, const AttentionTile& tile, int
 
 // ---- loading
 
-// Where the rows of keys [start, start + count) of one KV head begin in the cache, in elements.
-void find_rows(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t count,
-               int64_t* rows) {
-  int64_t slot = start / args.block_size;
-  int64_t offset = start % args.block_size;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t head = tile.block_table[slot] * args.num_kv_heads + tile.kv_head;
-    rows[i] = (head * args.block_size + offset) * args.head_dim;
-    if (++offset == args.block_size) {
-      offset = 0;
-      ++slot;
-    }
-  }
-}
-
-// Loads kLanes elements of each of kLanes keys, transposed: to[i] is element i of all keys. Of keys
-// from `count` on, and of elements from `left` on, there is 0.
 template <typename T>
-[[gnu::always_inline]] inline void load_square(const T* cache, const int64_t* rows, int64_t count,
-                                               int64_t left, float* to) {
-  Floats square[kLanes];
-  if (count >= kLanes && left >= kLanes) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) square[i] = load(cache + rows[i]);
-  } else {
-    for (int i = 0; i < kLanes; ++i) {
-      square[i] = i < count ? load_first(cache + rows[i], left) : Floats{};
-    }
-  }
-  transpose(square);
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) store(to + i * kKeyTile, square[i]);
-}
-
-template <typename T>
-void load_keys(const T* cache, const int64_t* rows, int64_t count, int64_t head_dim, float* keys) {
-  const int64_t filled = round_up(count, kLanes * kMaxVectors);
-  for (int64_t t = 0; t < filled; t += kLanes) {
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      load_square(cache + d, rows + t, count - t, head_dim - d, keys + d * kKeyTile + t);
-    }
-  }
-}
-
-template <typename T>
-void load_rows(const T* from, const int64_t* rows, int64_t count, int64_t head_dim, int64_t width,
-               float* to) {
-  for (int64_t t = 0; t < count; ++t) {
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      store(to + t * width + d, load_first(from + rows[t] + d, head_dim - d));
-    }
-  }
-}
-
-template <typename T>
-void load_queries(const PagedAttention& args, const AttentionTile& tile, int64_t width,
-                  float* queries) {
+void load_queries(const PagedAttention& args, const AttentionTile& tile, float* queries) {
   const int64_t group = args.group();
+  const int64_t cells = steps_of<T>(args.head_dim) * kParts<T>;
   for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
     const int64_t head = tile.kv_head * group + row % group;
-    const int64_t begin = (tile.first_token + row / group) * args.q_stride + head * args.head_dim;
-    load_rows(static_cast<const T*>(args.q), &begin, 1, args.head_dim, width,
-              queries + row * width);
-  }
-}
-
-// ---- arithmetic
-
-// scores[r, t] = queries[r] . keys[t] for kRows rows and at least `count` keys.
-template <int kRows>
-void score(const float* queries, int64_t width, const float* keys, int64_t head_dim, int64_t count,
-           float* scores) {
-  for (int64_t t = 0; t < count; t += kLanes * kMaxVectors) {
-    Floats sums[kRows][kMaxVectors] = {};
-    for (int64_t d = 0; d < head_dim; ++d) {
-      Floats key[kMaxVectors];
-#pragma GCC unroll 4
-      for (int j = 0; j < kMaxVectors; ++j) key[j] = load(keys + d * kKeyTile + t + j * kLanes);
-#pragma GCC unroll 6
-      for (int r = 0; r < kRows; ++r) {
-        const Floats query = splat(queries[r * width + d]);
-#pragma GCC unroll 4
-        for (int j = 0; j < kMaxVectors; ++j) sums[r][j] = fma(query, key[j], sums[r][j]);
+    const T* query = static_cast<const T*>(args.q) +
+                     (tile.first_token + row / group) * args.q_stride + head * args.head_dim;
+    float* to = queries + row * cells;
+    to[cells - 1] = 0.0f;  // of an odd head_dim: half or all of it is no element
+    if constexpr (kDots<T>) {
+      __builtin_memcpy(to, query, args.head_dim * sizeof(T));
+    } else {
+      for (int64_t d = 0; d < args.head_dim; d += kLanes) {
+        const int64_t left = args.head_dim - d;
+        store_first(to + d, load_first(query + d, left), left);
       }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kMaxVectors; ++j)
-        store(scores + r * kKeyTile + t + j * kLanes, sums[r][j]);
-    }
   }
 }
 
-// Turns the scores [seen.begin, seen.end) of a row into weights exp(score - top), and the row's
-// sums to the new top.
-void weigh_scores(float* scores, Sight seen, float scale, float& top, float& mass, float* sums,
-                  int64_t width) {
+// Where the sequence's block with this index begins in a cache, in elements.
+int64_t block_begin(const PagedAttention& args, const AttentionTile& tile, int64_t index) {
+  const int64_t head = tile.block_table[index] * args.num_kv_heads + tile.kv_head;
+  return head * args.block_size * args.head_dim;
+}
+
+template <typename T>
+const uint32_t* words_at(const void* cache, int64_t element) {
+  return reinterpret_cast<const uint32_t*>(static_cast<const T*>(cache) + element);
+}
+
+// Blocks of whole groups are read where they are. Some groups of the next tile of keys come behind
+// those of this one.
+template <typename T>
+void find_groups(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t left,
+                 Words32& keys, Words32& values) {
+  keys.stride = args.block_size;
+  values.stride = args.head_dim;
+  for (int64_t g = 0; g < kGroups + kGroupsAhead; ++g) {
+    if (g * kGroup >= left) {  // read with the others, and not used
+      keys.groups[g] = keys.groups[g - 1];
+      values.groups[g] = values.groups[g - 1];
+      continue;
+    }
+    const int64_t position = start + g * kGroup;
+    const int64_t begin = block_begin(args, tile, position / args.block_size);
+    const int64_t offset = position % args.block_size;
+    keys.groups[g] = words_at<T>(args.k_cache, begin + offset * kPair<T>);
+    values.groups[g] = words_at<T>(args.v_cache, begin + offset * args.head_dim);
+  }
+}
+
+template <typename T>
+void gather_key(const T* block, int64_t offset, int64_t block_size, int64_t head_dim, T* to) {
+  for (int64_t d = 0; d < head_dim; ++d) {
+    to[d / kPair<T> * kGroup * kPair<T> + d % kPair<T>] =
+        block[key_index<T>(offset, block_size, d, head_dim)];
+  }
+  if (head_dim % kPair<T> != 0) to[head_dim / kPair<T> * kGroup * kPair<T> + 1] = T{};
+}
+
+template <typename T>
+void gather_value(const T* block, int64_t offset, int64_t block_size, int64_t head_dim, T* to) {
+  for (int64_t d = 0; d < head_dim; ++d) {
+    to[d * kPair<T>] = block[value_index<T>(offset, block_size, d, head_dim)];
+  }
+}
+
+// Other blocks are copied to groups in scratch.
+template <typename T>
+void gather(const PagedAttention& args, const AttentionTile& tile, const Buffers& b, int64_t start,
+            int64_t count, Words32& keys, Words32& values) {
+  const int64_t steps = steps_of<T>(args.head_dim);
+  const int64_t width = padded(args.head_dim);
+  keys.stride = kGroup;
+  values.stride = width;
+  for (int64_t i = 0; i < kGroups + kGroupsAhead; ++i) {
+    const int64_t g = min(i, kGroups - 1);
+    keys.groups[i] = words_at<float>(b.keys, g * steps * kGroup);
+    values.groups[i] = words_at<float>(b.values, g * (kGroup / kPair<T>)*width);
+  }
+  auto* key_halves = reinterpret_cast<T*>(b.keys);
+  auto* value_halves = reinterpret_cast<T*>(b.values);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t position = start + i;
+    const int64_t begin = block_begin(args, tile, position / args.block_size);
+    const int64_t offset = position % args.block_size;
+    gather_key(static_cast<const T*>(args.k_cache) + begin, offset, args.block_size, args.head_dim,
+               key_halves + (i / kGroup * steps * kGroup + i % kGroup) * kPair<T>);
+    gather_value(static_cast<const T*>(args.v_cache) + begin, offset, args.block_size,
+                 args.head_dim, value_halves + i / kPair<T> * width * kPair<T> + i % kPair<T>);
+  }
+}
+
+// ---- softmax
+
+// Scores are in units in which weight_of is the exponential: bits where pairs are multiplied, since
+// the weight will be rounded to bfloat16 anyway, else nats.
+template <typename T>
+float score_scale(const PagedAttention& args) {
+  return kDots<T> ? args.scale * 1.44269504f : args.scale;
+}
+
+// The weight of a score that is so far above the largest one, which is to say 0 or less, or NaN.
+template <typename T>
+Floats weight_of(Floats x) {
+#if defined(__AVX512BF16__)
+  if constexpr (kDots<T>) {                                   // 2^x within 2e-7 of itself; 1 at 0
+    const Floats clamped = _mm512_max_ps(splat(-150.0f), x);  // the second where it is NaN
+    const Floats n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Floats r = clamped - n;
+    Floats p = splat(1.33986e-3f);
+    p = fma(p, r, splat(9.67146e-3f));
+    p = fma(p, r, splat(5.550334e-2f));
+    p = fma(p, r, splat(2.4022243e-1f));
+    p = fma(p, r, splat(6.931472e-1f));
+    p = fma(p, r, splat(1.0f));
+    return _mm512_scalef_ps(p, n);
+  }
+#endif
+  return exp(x);
+}
+
+// What weights are computed of at a time, from a multiple of it on: the keys of one store of cells.
+template <typename T>
+inline constexpr int kWeightLanes = kDots<T> ? 2 * kLanes : kLanes;
+
+// Gives scores outside of [seen.begin, seen.end) no weight, as far as weights are computed.
+template <typename T>
+void hide_unseen(float* scores, Sight seen) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  Floats tops = splat(-kInfinity);
-  const int64_t first = seen.begin / kLanes * kLanes;
-  for (int64_t t = first; t < seen.end; t += kLanes) {
-    const Floats scaled = load(scores + t) * splat(scale);
-    Floats kept = lane < static_cast<int32_t>(seen.end - t) ? scaled : splat(-kInfinity);
-    if (t < seen.begin) {
-      kept = lane < static_cast<int32_t>(seen.begin - t) ? splat(-kInfinity) : kept;
-    }
-    store(scores + t, kept);
-    tops = larger(kept, tops);
+  const Floats hidden = splat(-kInfinity);
+  for (int64_t t = seen.begin / kWeightLanes<T> * kWeightLanes<T>; t < seen.begin; t += kLanes) {
+    const Floats old = load(scores + t);
+    store(scores + t, lane < static_cast<int32_t>(seen.begin - t) ? hidden : old);
   }
-  const float tile_top = largest_of(tops);
-  const float new_top = top > tile_top ? top : tile_top;
-  const float base = new_top == -kInfinity ? 0.0f : new_top;  // -inf - -inf would be NaN
-  Floats tile_mass = {};
-  for (int64_t t = first; t < seen.end; t += kLanes) {
-    const Floats weight = exp(load(scores + t) - splat(base));
-    store(scores + t, weight);
-    tile_mass += weight;
-  }
-  const Floats shrink = exp(splat(top - base));
-  mass = mass * shrink[0] + sum_of(tile_mass);
-  if (top != new_top) {
-    for (int64_t d = 0; d < width; d += kLanes) store(sums + d, load(sums + d) * shrink);
-  }
-  top = new_top;
-}
-
-// sums[r] += weights[r, t] * values[t] for t in [begin, end), in that order.
-template <int kRows, int kVectors>
-void add_values(const float* weights, const float* values, int64_t width, int64_t begin,
-                int64_t end, float* sums) {
-  Floats sum[kRows][kVectors];
-#pragma GCC unroll 6
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) sum[r][j] = load(sums + r * width + j * kLanes);
-  }
-  for (int64_t t = begin; t < end; ++t) {
-    Floats value[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) value[j] = load(values + t * width + j * kLanes);
-#pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r) {
-      const Floats weight = splat(weights[r * kKeyTile + t]);
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[r][j] = fma(weight, value[j], sum[r][j]);
-    }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) store(sums + r * width + j * kLanes, sum[r][j]);
+  const int64_t stop = round_up(seen.end, kWeightLanes<T>);
+  for (int64_t t = seen.end / kLanes * kLanes; t < stop; t += kLanes) {
+    const Floats old = load(scores + t);
+    store(scores + t, lane < static_cast<int32_t>(seen.end - t) ? old : hidden);
   }
 }
 
-template <int kRows>
-void add_all_values(const float* weights, const float* values, int64_t head_dim, int64_t width,
-                    int64_t begin, int64_t end, float* sums) {
-  for (int64_t d = 0; d < head_dim; d += kLanes * kMaxVectors) {
-    const int64_t vectors = min(kMaxVectors, (head_dim - d + kLanes - 1) / kLanes);
-    with_constant<kMaxVectors>(vectors, [&]<int kVectors>(std::integral_constant<int, kVectors>) {
-      add_values<kRows, kVectors>(weights, values + d, width, begin, end, sums + d);
-    });
+// Turns kWeightLanes scores into weights, written as cells, and adds what these are to the mass. In
+// place: the cells of a pair need less than its scores.
+template <typename T>
+Floats weigh(float* scores, int64_t t, Floats base, Floats mass) {
+  const Floats weights = weight_of<T>(load(scores + t) - base);
+#if defined(__AVX512BF16__)
+  if constexpr (kDots<T>) {
+    const Floats more = weight_of<T>(load(scores + t + kLanes) - base);
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(more, weights);
+    __builtin_memcpy(scores + t / kPair<T>, &pairs, sizeof pairs);
+    const __m512bh ones = __builtin_bit_cast(__m512bh, Words{} + 0x3f803f80);
+    return _mm512_dpbf16_ps(mass, pairs, ones);
+  }
+#endif
+  const Floats kept = std::is_same_v<T, BFloat16> ? round_to(weights, BFloat16{}) : weights;
+  store(scores + t, kept);
+  return mass + kept;
+}
+
+// Turns the scores [seen.begin, seen.end) of each row into weights. Each pass goes over all rows,
+// so that none waits for the end of another's sum.
+template <typename T, int kRows>
+void weigh_rows(float* scores, const Sight (&seen)[kRows], const Parts& part) {
+  const auto first = [&](int r) { return seen[r].begin / kWeightLanes<T> * kWeightLanes<T>; };
+  Floats sums[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = splat(-kInfinity);
+    if (seen[r].begin == seen[r].end) continue;
+    float* row = scores + r * kScoreStride;
+    hide_unseen<T>(row, seen[r]);
+    for (int64_t t = first(r); t < seen[r].end; t += kLanes)
+      sums[r] = larger(load(row + t), sums[r]);
+  }
+  for (int r = 0; r < kRows; ++r) part.tops[r] = largest_of(sums[r]);
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Floats{};
+    if (seen[r].begin == seen[r].end) continue;
+    float* row = scores + r * kScoreStride;
+    const float top = part.tops[r];
+    const Floats base = splat(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
+    for (int64_t t = first(r); t < seen[r].end; t += kWeightLanes<T>) {
+      sums[r] = weigh<T>(row, t, base, sums[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) part.masses[r] = sum_of(sums[r]);
+}
+
+// Merges the next part of some rows into what there is.
+template <typename T>
+void merge(const PagedAttention& args, const Parts& part, int64_t num_rows, const Parts& all) {
+  const int64_t width = padded(args.head_dim);
+  for (int64_t begin = 0; begin < num_rows; begin += kLanes) {
+    const int64_t count = min(kLanes, num_rows - begin);
+    const Floats tops = load_first(all.tops + begin, count);
+    const Floats part_tops = load_first(part.tops + begin, count);
+    const Floats new_tops = tops > part_tops ? tops : part_tops;
+    const Floats bases = new_tops == splat(-kInfinity) ? Floats{} : new_tops;
+    const Floats shrink = weight_of<T>(tops - bases);
+    const Floats shrink_part = weight_of<T>(part_tops - bases);
+    const Floats masses = load_first(all.masses + begin, count) * shrink +
+                          load_first(part.masses + begin, count) * shrink_part;
+    float factors[2][kLanes];
+    store(factors[0], shrink);
+    store(factors[1], shrink_part);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = begin + i;
+      if (part.tops[row] == -kInfinity && part.masses[row] == 0.0f) continue;  // sees none of it
+      all.tops[row] = new_tops[i];
+      all.masses[row] = masses[i];
+      float* sums = all.sums + row * width;
+      const float* more = part.sums + row * width;
+      for (int64_t d = 0; d < width; d += kLanes) {
+        store(sums + d,
+              fma(load(more + d), splat(factors[1][i]), load(sums + d) * splat(factors[0][i])));
+      }
+    }
   }
 }
 
 // ---- one tile
 
-// kRows rows from `row` on against the loaded keys, which start at position `start`.
-template <int kRows>
+void clear(const PagedAttention& args, const Parts& parts, int64_t num_rows) {
+  for (int64_t i = 0; i < num_rows * padded(args.head_dim); ++i) parts.sums[i] = 0.0f;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    parts.tops[row] = -kInfinity;
+    parts.masses[row] = 0.0f;
+  }
+}
+
+// The keys that one token sees of the tile of keys, from its start on; may be empty.
+Sight seen_of_tile(const PagedAttention& args, const AttentionTile& tile, int64_t token,
+                   int64_t start, int64_t num_keys) {
+  const Sight sight = sight_of(args, tile, token);
+  const int64_t end = min(num_keys, max(0, sight.end - start));
+  return {min(end, max(0, sight.begin - start)), end};
+}
+
+// The part of kRows rows from `row` on, over the tile of keys that starts at position `start`.
+template <typename T, int kRows>
 void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b,
-                 int64_t start, int64_t num_keys, int64_t row) {
+                 const Words32& keys, const Words32& values, int64_t start, int64_t num_keys,
+                 int64_t row, const Parts& part) {
   const int64_t width = padded(args.head_dim);
-  Sight seen[kRows];  // of the loaded keys; may be empty
+  const int64_t steps = steps_of<T>(args.head_dim);
+  Sight seen[kRows];
+  Sight any{num_keys, 0};
   Sight together{0, num_keys};
-  int64_t last = 0;
   for (int r = 0; r < kRows; ++r) {
-    const Sight sight = sight_of(args, tile, (row + r) / args.group());
-    seen[r].end = min(num_keys, max(0, sight.end - start));
-    seen[r].begin = min(seen[r].end, max(0, sight.begin - start));
+    seen[r] = seen_of_tile(args, tile, (row + r) / args.group(), start, num_keys);
     together = {max(together.begin, seen[r].begin), min(together.end, seen[r].end)};
-    last = max(last, seen[r].end);
+    if (seen[r].begin < seen[r].end) {
+      any = {min(any.begin, seen[r].begin), max(any.end, seen[r].end)};
+    }
   }
-  float* scores = b.scores + row * kKeyTile;
-  float* sums = b.sums + row * width;
-  score<kRows>(b.queries + row * width, width, b.keys, args.head_dim, last, scores);
-  for (int r = 0; r < kRows; ++r) {
-    if (seen[r].begin == seen[r].end) continue;
-    weigh_scores(scores + r * kKeyTile, seen[r], args.scale, b.tops[row + r], b.masses[row + r],
-                 sums + r * width, width);
-  }
+  clear(args, part, kRows);
+  score<T, kRows>(b.queries + row * steps * kParts<T>, keys, values, steps, any.begin, any.end,
+                  score_scale<T>(args), b.scores);
+  weigh_rows<T, kRows>(b.scores, seen, part);
   // The few keys that only the earlier rows see, what all see together, and those that only the
-  // later ones see.
-  if (together.begin > together.end) together = {num_keys, num_keys};
+  // later ones see, in steps.
+  together = {steps_of<T>(together.begin), together.end / kPair<T>};
+  if (together.begin >= together.end) together = {kKeyTile, kKeyTile};
   const auto add_own = [&](int r, int64_t begin, int64_t end) {
-    if (begin >= end) return;
-    add_all_values<1>(scores + r * kKeyTile, b.values, args.head_dim, width, begin, end,
-                      sums + r * width);
+    add_seen_values<T>(b.scores + r * kScoreStride, values, begin, end, seen[r].begin, seen[r].end,
+                       part.sums + r * width, width);
   };
-  for (int r = 0; r < kRows; ++r) add_own(r, seen[r].begin, min(seen[r].end, together.begin));
-  add_all_values<kRows>(scores, b.values, args.head_dim, width, together.begin, together.end, sums);
-  for (int r = 0; r < kRows; ++r) add_own(r, max(seen[r].begin, together.end), seen[r].end);
+  for (int r = 0; r < kRows; ++r) {
+    add_own(r, seen[r].begin / kPair<T>, min(steps_of<T>(seen[r].end), together.begin));
+  }
+  add_values<T, kRows>(b.scores, values, together.begin, together.end, part.sums, width);
+  for (int r = 0; r < kRows; ++r) {
+    add_own(r, max(seen[r].begin / kPair<T>, together.end), steps_of<T>(seen[r].end));
+  }
+}
+
+// All rows over the tile of keys that starts at position `start`. Each register tile of rows has
+// its part in part_of(row), and then done(row, rows) is called.
+template <typename T, typename PartOf, typename Done>
+void attend_keys(const PagedAttention& args, const AttentionTile& tile, const Buffers& b,
+                 int64_t start, int64_t end, const PartOf& part_of, const Done& done) {
+  const int64_t num_keys = min(kKeyTile, end - start);
+  Words32 keys;
+  Words32 values;
+  if (args.block_size % kGroup == 0 && args.head_dim % kGroup == 0) {
+    find_groups<T>(args, tile, start, end - start, keys, values);
+  } else {
+    gather<T>(args, tile, b, start, num_keys, keys, values);
+  }
+  const Sight tokens = tokens_that_see(args, tile, start, start + num_keys);
+  const int64_t end_row = tokens.end * args.group();
+  for (int64_t row = tokens.begin * args.group(); row < end_row;) {
+    with_rows<kMaxRows>(end_row - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
+      attend_rows<T, kRows>(args, tile, b, keys, values, start, num_keys, row, part_of(row));
+      done(row, kRows);
+      row += kRows;
+    });
+  }
 }
 
 template <typename T>
-void store_rows(const PagedAttention& args, const AttentionTile& tile, const Buffers& b) {
+void store_rows(const PagedAttention& args, const AttentionTile& tile, const Parts& all) {
   const int64_t group = args.group();
   const int64_t width = padded(args.head_dim);
   for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
@@ -318,51 +427,67 @@ void store_rows(const PagedAttention& args, const AttentionTile& tile, const Buf
     const int64_t token = tile.first_token + row / group;
     T* out = static_cast<T*>(args.out) + (token * args.num_heads + head) * args.head_dim;
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      store_first(out + d, load(b.sums + row * width + d) / splat(b.masses[row]),
+      store_first(out + d, load(all.sums + row * width + d) / splat(all.masses[row]),
                   args.head_dim - d);
     }
   }
 }
 
-template <typename T>
-void attend_tile(const PagedAttention& args, const AttentionTile& tile, const Buffers& b) {
-  const int64_t width = padded(args.head_dim);
-  const int64_t num_rows = tile.num_tokens * args.group();
-  const Sight all = sight_of(args, tile);
-  load_queries<T>(args, tile, width, b.queries);
-  for (int64_t i = 0; i < num_rows * width; ++i) b.sums[i] = 0.0f;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    b.tops[row] = -kInfinity;
-    b.masses[row] = 0.0f;
-  }
-  for (int64_t start = all.begin / kKeyTile * kKeyTile; start < all.end; start += kKeyTile) {
-    const int64_t num_keys = min(kKeyTile, all.end - start);
-    int64_t rows[kKeyTile];
-    find_rows(args, tile, start, num_keys, rows);
-    load_keys(static_cast<const T*>(args.k_cache), rows, num_keys, args.head_dim, b.keys);
-    load_rows(static_cast<const T*>(args.v_cache), rows, num_keys, args.head_dim, width, b.values);
-    const Sight tokens = tokens_that_see(args, tile, start, start + num_keys);
-    const int64_t end_row = tokens.end * args.group();
-    for (int64_t row = tokens.begin * args.group(); row < end_row; row += kMaxRows) {
-      with_constant<kMaxRows>(end_row - row, [&]<int kRows>(std::integral_constant<int, kRows>) {
-        attend_rows<kRows>(args, tile, b, start, num_keys, row);
-      });
-    }
-  }
-  store_rows<T>(args, tile, b);
-}
-
 }  // namespace
 
 int64_t attention_scratch_floats(const PagedAttention& args) {
-  const int64_t rows = max_rows(args);
   const int64_t width = padded(args.head_dim);
-  return 2 * rows * width + 2 * kKeyTile * width + rows * kKeyTile + 2 * padded(rows);
+  return max_rows(args) * width + 2 * kKeyTile * width + kMaxRows * kScoreStride +
+         parts_floats(args, kMaxRows) + parts_floats(args, max_rows(args));
+}
+
+int64_t attention_part_floats(const PagedAttention& args, const AttentionTile& tile) {
+  return parts_floats(args, tile.num_tokens * args.group());
 }
 
 void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch) {
-  const Buffers buffers = carve(args, scratch);
-  visit(dtype, [&]<typename T>(T*) { attend_tile<T>(args, tile, buffers); });
+  const Buffers b = carve(args, scratch);
+  const int64_t num_rows = tile.num_tokens * args.group();
+  clear(args, b.all, num_rows);
+  visit(dtype, [&]<typename T>(T*) {
+    load_queries<T>(args, tile, b.queries);
+    for (int64_t start = tile.begin / kKeyTile * kKeyTile; start < tile.end; start += kKeyTile) {
+      attend_keys<T>(
+          args, tile, b, start, tile.end, [&](int64_t) { return b.part; },
+          [&](int64_t row, int64_t rows) {
+            merge<T>(args, b.part, rows, rows_from(args, b.all, row));
+          });
+    }
+    store_rows<T>(args, tile, b.all);
+  });
+}
+
+void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& tile, int64_t index,
+                 float* part, float* scratch) {
+  const Buffers b = carve(args, scratch);
+  const int64_t num_rows = tile.num_tokens * args.group();
+  const Parts parts = carve_parts(args, num_rows, part);
+  clear(args, parts, num_rows);
+  visit(dtype, [&]<typename T>(T*) {
+    load_queries<T>(args, tile, b.queries);
+    attend_keys<T>(
+        args, tile, b, (tile.begin / kKeyTile + index) * kKeyTile, tile.end,
+        [&](int64_t row) { return rows_from(args, parts, row); }, [](int64_t, int64_t) {});
+  });
+}
+
+void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts,
+                 float* scratch) {
+  const Buffers b = carve(args, scratch);
+  const int64_t num_rows = tile.num_tokens * args.group();
+  clear(args, b.all, num_rows);
+  visit(dtype, [&]<typename T>(T*) {
+    for (int64_t i = 0; i < tile.num_key_tiles(); ++i) {
+      float* part = parts + i * parts_floats(args, num_rows);
+      merge<T>(args, carve_parts(args, num_rows, part), num_rows, b.all);
+    }
+    store_rows<T>(args, tile, b.all);
+  });
 }
 
 }  // namespace airside::cpu::AIRSIDE_ISA

@@ -47,7 +47,7 @@ struct GatedAct {
 struct KvCacheWrite {
   const void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
   const void* v;
-  void* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  void* k_cache;  // [num_blocks, num_kv_heads] of blocks as kv_layout.h has them
   void* v_cache;
   const int64_t* slots;  // [num_tokens]
   int64_t num_tokens;
@@ -60,7 +60,7 @@ struct KvCacheWrite {
 
 struct PagedAttention {
   const void* q;        // [num_tokens, num_heads, head_dim], tokens q_stride apart
-  const void* k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  const void* k_cache;  // [num_blocks, num_kv_heads] of blocks as kv_layout.h has them
   const void* v_cache;
   const int32_t* block_tables;  // [num_seqs, table_stride]
   const int32_t* query_starts;  // [num_seqs + 1]
@@ -89,6 +89,9 @@ struct PagedAttention {
 // own position alone (attention_tile.cpp).
 inline constexpr int64_t kAttentionTileRows = 96;
 
+// Keys that are weighed together, from a multiple of this position on.
+inline constexpr int64_t kAttentionKeyTile = 256;
+
 // Some consecutive query tokens of one sequence, with all query heads that share one KV head.
 struct AttentionTile {
   const int32_t* block_table;
@@ -96,6 +99,12 @@ struct AttentionTile {
   int64_t first_position;  // of that token in its sequence
   int64_t num_tokens;
   int64_t kv_head;
+  int64_t begin;  // positions that any of the tokens sees
+  int64_t end;
+
+  int64_t num_key_tiles() const {
+    return (end + kAttentionKeyTile - 1) / kAttentionKeyTile - begin / kAttentionKeyTile;
+  }
 };
 
 struct GatherRows {
@@ -146,7 +155,14 @@ struct Kernels {
   void (*silu_and_mul)(DType, const GatedAct&);
   void (*gelu_tanh_and_mul)(DType, const GatedAct&);
   int64_t (*attention_scratch_floats)(const PagedAttention&);
+  int64_t (*attention_part_floats)(const PagedAttention&, const AttentionTile&);
   void (*attend)(DType, const PagedAttention&, const AttentionTile&, float* scratch);
+  // The same in two steps, to the bit: the parts of each tile of keys, one behind the other, which
+  // may be computed in any order; and then the result.
+  void (*attend_part)(DType, const PagedAttention&, const AttentionTile&, int64_t index,
+                      float* part, float* scratch);
+  void (*merge_parts)(DType, const PagedAttention&, const AttentionTile&, float* parts,
+                      float* scratch);
   // The largest of values[0, n); NaN counts as -inf.
   float (*largest)(const float* values, int64_t n);
   // weights[i] = exp((logits[i] - top) / temperature), 0 where the logit is -inf or NaN.

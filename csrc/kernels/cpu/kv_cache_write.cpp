@@ -1,40 +1,60 @@
-#include <cstddef>
-#include <cstring>
-
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/kv_layout.h"
 #include "kernels/cpu/parallel.h"
 
 namespace airside::cpu {
 namespace {
 
-// A token's heads lie side by side in its row, and block_size rows apart in its block.
-void write_token(const std::byte* row, std::byte* cache, int64_t slot, int64_t head_bytes,
-                 const KvCacheWrite& args) {
-  const int64_t block = slot / args.block_size;
-  const int64_t offset = slot % args.block_size;
-  std::byte* out = cache + (block * args.num_kv_heads * args.block_size + offset) * head_bytes;
+// Bits that are moved and not computed with.
+using Half = BFloat16;
+
+// Elements a fixed distance apart, so that no index is computed for each.
+template <typename T>
+void write_key(const T* key, T* block, int64_t offset, const KvCacheWrite& args) {
+  constexpr int64_t kPair = AIRSIDE_ISA::kPair<T>;
+  const int64_t paired = args.head_dim / kPair * kPair;
+  for (int64_t d = 0; d < paired; d += kPair) {
+    T* to = block + d * args.block_size + offset * kPair;
+    for (int64_t i = 0; i < kPair; ++i) to[i] = key[d + i];
+  }
+  if (paired < args.head_dim) block[paired * args.block_size + offset] = key[paired];
+}
+
+// Only the value's own halves of pairs are written: another thread may write the others.
+template <typename T>
+void write_value(const T* value, T* block, int64_t offset, const KvCacheWrite& args) {
+  T* to = block + AIRSIDE_ISA::value_index<T>(offset, args.block_size, 0, args.head_dim);
+  const int64_t distance = AIRSIDE_ISA::value_index<T>(offset, args.block_size, 1, args.head_dim) -
+                           AIRSIDE_ISA::value_index<T>(offset, args.block_size, 0, args.head_dim);
+  for (int64_t d = 0; d < args.head_dim; ++d) to[d * distance] = value[d];
+}
+
+template <typename T>
+void write_token(const KvCacheWrite& args, int64_t token) {
+  const int64_t block = args.slots[token] / args.block_size;
+  const int64_t offset = args.slots[token] % args.block_size;
+  const T* k = static_cast<const T*>(args.k) + token * args.k_stride;
+  const T* v = static_cast<const T*>(args.v) + token * args.v_stride;
   for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-    std::memcpy(out + head * args.block_size * head_bytes, row + head * head_bytes, head_bytes);
+    const int64_t at = (block * args.num_kv_heads + head) * args.block_size * args.head_dim;
+    write_key(k + head * args.head_dim, static_cast<T*>(args.k_cache) + at, offset, args);
+    write_value(v + head * args.head_dim, static_cast<T*>(args.v_cache) + at, offset, args);
   }
 }
 
 }  // namespace
 
 void kv_cache_write(DType dtype, const KvCacheWrite& args) {
-  const int64_t size = size_of(dtype);
-  const int64_t head_bytes = args.head_dim * size;
-  const auto* k = static_cast<const std::byte*>(args.k);
-  const auto* v = static_cast<const std::byte*>(args.v);
-  AIRSIDE_ISA::parallel_for(
-      args.num_tokens, args.num_kv_heads * args.head_dim, [&](int64_t begin, int64_t end) {
-        for (int64_t token = begin; token < end; ++token) {
-          const int64_t slot = args.slots[token];
-          write_token(k + token * args.k_stride * size, static_cast<std::byte*>(args.k_cache), slot,
-                      head_bytes, args);
-          write_token(v + token * args.v_stride * size, static_cast<std::byte*>(args.v_cache), slot,
-                      head_bytes, args);
-        }
-      });
+  AIRSIDE_ISA::parallel_for(args.num_tokens, args.num_kv_heads * args.head_dim,
+                            [&](int64_t begin, int64_t end) {
+                              for (int64_t token = begin; token < end; ++token) {
+                                if (size_of(dtype) == sizeof(float)) {
+                                  write_token<float>(args, token);
+                                } else {
+                                  write_token<Half>(args, token);
+                                }
+                              }
+                            });
 }
 
 }  // namespace airside::cpu
