@@ -12,6 +12,7 @@ void silu_and_mul(DType dtype, const GatedAct& args);
 void gelu_tanh_and_mul(DType dtype, const GatedAct& args);
 int64_t attention_scratch_floats(const PagedAttention& args);
 void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch);
+void sum_parts(DType dtype, const SumParts& args);
 float largest(const float* values, int64_t n);
 void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);
 void sum_chunks(const float* weights, int64_t n, float* sums);

@@ -14,6 +14,7 @@ const Kernels kTable = {
     .gelu_tanh_and_mul = gelu_tanh_and_mul,
     .attention_scratch_floats = attention_scratch_floats,
     .attend = attend,
+    .sum_parts = sum_parts,
     .largest = largest,
     .weigh = weigh,
     .sum_chunks = sum_chunks,
