@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous as find_store
 
 from airside.workers import ops
 from airside.workers.rank_memory import meet_in_memory
@@ -50,7 +51,7 @@ def meet(rank: int, size: int, rendezvous: str, device: torch.device, patience: 
     if device.type == "cuda":
         dist.init_process_group("nccl", init_method=rendezvous, rank=rank, world_size=size, timeout=patience)
         return DistributedExchange(rank, size)
-    store, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=patience))
+    store, _, _ = next(find_store(rendezvous, rank, size, timeout=patience))
     store.set_timeout(patience)
     handle = meet_in_memory(store, rank, size, patience)
     log.info("met rank=%d of=%d through=%s", rank, size, "gloo" if handle is None else "shared memory")

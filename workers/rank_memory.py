@@ -13,11 +13,21 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Protocol
 
 import torch
-from torch.distributed import Store
 
 from airside.workers import ops
+
+
+class Store(Protocol):
+    """What is used here of torch.distributed's."""
+
+    def set(self, key: str, value: str) -> None:
+        """For all ranks to see."""
+
+    def get(self, key: str) -> bytes:
+        """Waits until some rank has set it. Raises RuntimeError when none does in time."""
 
 
 @dataclass(frozen=True, slots=True)
