@@ -316,3 +316,67 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
     out = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
     _kernels(x).linear(x, weight.data, weight.format, weight.out_features, weight.in_features, bias, out)
     return out
+def process_start_time(pid: int) -> int:
+    """When a process started, in the system's clock ticks; 0: there is none that this one sees, or it has ended."""
+    return int(_library("cpu").process_start_time(pid))
+
+
+def rank_memory_bytes(num_ranks: int) -> int:
+    """The size of a file for `open_rank_memory`."""
+    return int(_library("cpu").rank_memory_bytes(num_ranks))
+
+
+def open_rank_memory(fd: int, rank: int, processes: Tensor, patience_s: float) -> int:
+    """Maps memory through which the ranks of one node exchange tensors; a handle for the operators below.
+
+    One thread of each rank calls them, in the same order and with the same shapes on all ranks. They raise
+    RuntimeError, naming the rank, when one that they wait for is gone or does not answer for `patience_s`.
+
+    Args:
+        fd: a file of `rank_memory_bytes(num_ranks)` zeros, one for all ranks; may be closed afterwards.
+        processes: [num_ranks, 2] int64: each rank's pid and `process_start_time`.
+    """
+    return int(_library("cpu").rank_memory_open(fd, rank, processes, patience_s))
+
+
+def close_rank_memory(handle: int) -> None:
+    """Unmaps it, and tells the ranks that wait for this one."""
+    _library("cpu").rank_memory_close(handle)
+
+
+def all_reduce_sum(x: Tensor, handle: int, *, out: Tensor | None = None) -> Tensor:
+    """The sum over all ranks, on every rank: in float32, in the order of the ranks, rounded once.
+
+    Args:
+        x: [num_rows, columns].
+        handle: from `open_rank_memory`.
+        out: as x, which it may be; None: a new tensor.
+    Returns: `out`.
+    """
+    out = torch.empty_like(x) if out is None else out
+    _kernels(x).all_reduce_sum(x, handle, out)
+    return out
+
+
+def gather_columns(part: Tensor, handle: int, num_ranks: int | None) -> Tensor | None:
+    """On rank 0, the ranks' parts side by side; on others None.
+
+    Args:
+        part: [num_rows, columns].
+        handle: from `open_rank_memory`.
+        num_ranks: on rank 0; None on others.
+    Returns: [num_rows, num_ranks * columns].
+    """
+    out = None if num_ranks is None else part.new_empty((part.shape[0], num_ranks * part.shape[1]))
+    _kernels(part).gather_columns(part, handle, out)
+    return out
+
+
+def broadcast(tokens: Tensor, handle: int) -> None:
+    """Overwrites the tensor with rank 0's.
+
+    Args:
+        tokens: [count] int32.
+        handle: from `open_rank_memory`.
+    """
+    _kernels(tokens).broadcast(tokens, handle)

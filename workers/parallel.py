@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from airside.workers.exchange import Exchange, MemoryExchange, meet
 from airside.workers.linear import make_linear
 from airside.workers.weights.weight_source import WeightSource
 
-_PEER_TIMEOUT = timedelta(seconds=60)  # for a rank that hangs; one that dies is noticed at once
-
 
 class RankGroup:
-    """This process's place among the ranks, and how they exchange tensors. Alone, it exchanges nothing."""
+    """This process's place among the ranks, and how they exchange tensors. Alone, it exchanges nothing.
 
-    def __init__(self, rank: int, size: int) -> None:
+    Args:
+        exchange: None: it is alone, or only asked for its shards.
+    """
+
+    def __init__(self, rank: int, size: int, exchange: Exchange | None = None) -> None:
         assert 0 <= rank < size
         self.rank = rank
         self.size = size
+        self._exchange = exchange
 
     @staticmethod
     def connect(rank: int, size: int, rendezvous: str, device: torch.device) -> RankGroup:
         """Meets the other ranks at `rendezvous`; returns when all are there. Raises when they are not in time."""
-        if size > 1:
-            dist.init_process_group(
-                backend="nccl" if device.type == "cuda" else "gloo",
-                init_method=rendezvous,
-                rank=rank,
-                world_size=size,
-                timeout=_PEER_TIMEOUT,
-            )
-        return RankGroup(rank, size)
+        return RankGroup(rank, size, meet(rank, size, rendezvous, device) if size > 1 else None)
+
+    @property
+    def memory(self) -> int | None:
+        """The handle for `ops.all_reduce_sum` and its like; None: the ranks share no memory, or there is but one."""
+        return self._exchange.handle if isinstance(self._exchange, MemoryExchange) else None
 
     def shard(self, total: int) -> slice:
         """This rank's part of an axis of `total` entries."""
@@ -47,20 +45,10 @@ class RankGroup:
     def sum(self, partial: Tensor) -> Tensor:
         """The sum over all ranks, on every rank, in float32 and in the order of the ranks, rounded once.
 
-        A ring all-reduce would start each element's sum at another rank, depending on the tensor's length.
-
         Args:
             partial: [num_rows, columns].
         """
-        if self.size == 1:
-            return partial
-        num_rows, columns = partial.shape
-        gathered = torch.empty((self.size * num_rows, columns), dtype=torch.float32, device=partial.device)
-        dist.all_gather_into_tensor(gathered, partial.float())
-        total, *others = gathered.chunk(self.size)
-        for part in others:
-            total += part
-        return total.to(partial.dtype)
+        return partial if self.size == 1 else self._others.sum(partial)
 
     def gather_columns(self, part: Tensor) -> Tensor | None:
         """On rank 0, the ranks' parts side by side; on others None.
@@ -68,11 +56,7 @@ class RankGroup:
         Args:
             part: [num_rows, columns / size].
         """
-        if self.size == 1:
-            return part
-        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(part.contiguous(), parts, dst=0)
-        return torch.cat(parts, dim=1) if parts is not None else None
+        return part if self.size == 1 else self._others.gather_columns(part)
 
     def share_tokens(
         self, tokens: NDArray[np.int32] | None, count: int, device: torch.device
@@ -83,18 +67,17 @@ class RankGroup:
             tokens: [count] on rank 0, None on the others.
             device: this rank's.
         """
-        if self.size == 1:
-            return tokens
-        shared = torch.empty(count, dtype=torch.int32, device=device) if tokens is None else torch.from_numpy(tokens)
-        shared = shared.to(device)
-        dist.broadcast(shared, src=0)
-        own: NDArray[np.int32] = shared.cpu().numpy()
-        return own
+        return tokens if self.size == 1 else self._others.share_tokens(tokens, count, device)
 
     def close(self) -> None:
         """Leaves the group."""
-        if self.size > 1:
-            dist.destroy_process_group()
+        if self._exchange is not None:
+            self._exchange.close()
+
+    @property
+    def _others(self) -> Exchange:
+        assert self._exchange is not None, "the group was not connected"
+        return self._exchange
 
 
 class ColumnParallelLinear:

@@ -1,4 +1,4 @@
-"""The group of ranks, as far as one process can show it; `test_worker_process.py` has two."""
+"""The group of ranks, as far as one process can show it; `test_exchange.py` has more."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch.distributed as dist
 from airside.workers.parallel import RankGroup
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:1", "nccl")])
-def test_the_device_decides_how_ranks_talk(device: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_gpus_talk_through_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}  # Any: arguments of several types
-    monkeypatch.setattr(dist, "init_process_group", lambda **values: asked.update(values))
-    group = RankGroup.connect(1, 2, "file:///nowhere", torch.device(device))
-    assert (asked["backend"], asked["rank"], asked["world_size"]) == (backend, 1, 2)
-    assert (group.rank, group.size) == (1, 2)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **values: asked.update(values, backend=backend))
+    group = RankGroup.connect(1, 2, "file:///nowhere", torch.device("cuda:1"))
+    assert (asked["backend"], asked["rank"], asked["world_size"]) == ("nccl", 1, 2)
+    assert (group.rank, group.size, group.memory) == (1, 2, None)
 
 
 def test_a_rank_alone_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& t
                  float* part, float* scratch);
 void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts,
                  float* scratch);
+void sum_parts(DType dtype, const SumParts& args);
 float largest(const float* values, int64_t n);
 void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);
 void sum_chunks(const float* weights, int64_t n, float* sums);

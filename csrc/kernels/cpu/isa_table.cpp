@@ -17,6 +17,7 @@ const Kernels kTable = {
     .attend = attend,
     .attend_part = attend_part,
     .merge_parts = merge_parts,
+    .sum_parts = sum_parts,
     .largest = largest,
     .weigh = weigh,
     .sum_chunks = sum_chunks,

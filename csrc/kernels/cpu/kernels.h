@@ -143,6 +143,13 @@ struct TokenLogprobs {
   int64_t logits_stride;
 };
 
+struct SumParts {
+  const void* const* parts;  // num_parts pointers to [count]
+  void* out;                 // [count]; may be one of the parts
+  int64_t num_parts;
+  int64_t count;
+};
+
 // Sums of weights are taken per chunk of this many, so that a draw can skip whole chunks.
 inline constexpr int64_t kWeightChunk = 256;
 
@@ -163,6 +170,8 @@ struct Kernels {
                       float* part, float* scratch);
   void (*merge_parts)(DType, const PagedAttention&, const AttentionTile&, float* parts,
                       float* scratch);
+  // Each element's sum in float32 and in the order of the parts, rounded once.
+  void (*sum_parts)(DType, const SumParts&);
   // The largest of values[0, n); NaN counts as -inf.
   float (*largest)(const float* values, int64_t n);
   // weights[i] = exp((logits[i] - top) / temperature), 0 where the logit is -inf or NaN.
