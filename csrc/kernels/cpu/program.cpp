@@ -15,7 +15,11 @@ struct Run {
 
 void run_all(const void* context) {
   const auto& [ops, size] = *static_cast<const Run*>(context);
-  for (const auto& op : ops) op(size);
+  const Team& team = *this_member().team;
+  for (const auto& op : ops) {
+    op(size);
+    if (team.has_failed()) return;
+  }
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ class Program {
 
   bool fits(const StepSize& size) const;
 
-  // For a size that fits.
+  // For a size that fits. Throws what an operator does, which no other than those over the ranks
+  // do.
   void run(const StepSize& size) const;
 
   int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/program.h"
 #include "kernels/cpu/rank_memory.h"
+#include "kernels/cpu/team.h"
 
 namespace airside::cpu {
 namespace {
@@ -47,13 +49,31 @@ int64_t rank_memory_open_bound(int64_t fd, int64_t rank, TensorView processes, d
 
 void rank_memory_close_bound(int64_t handle) { delete &memory_of(handle); }
 
+struct AllReduceSum {
+  RankMemory* memory;
+  const void* x;  // [num_rows, columns]
+  void* out;
+  int64_t num_rows;
+  int64_t columns;
+};
+
+void all_reduce_sum(DType dtype, const AllReduceSum& args) {
+  run_alone(
+      [&] { args.memory->all_reduce_sum(dtype, args.x, args.out, args.num_rows * args.columns); });
+}
+
 void all_reduce_sum_bound(TensorView x, int64_t handle, TensorView out) {
   const char* op = "all_reduce_sum";
   expect_rank({op, "x"}, x, 2);
   const DType dtype = activation_dtype({op, "x"}, x);
   expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1)});
   expect({op, "out"}, out, x.dtype(), {x.size(0), x.size(1)});
-  translated([&] { memory_of(handle).all_reduce_sum(dtype, data(x), data(out), x.numel()); });
+  const AllReduceSum args{.memory = &memory_of(handle),
+                          .x = data(x),
+                          .out = data(out),
+                          .num_rows = x.size(0),
+                          .columns = x.size(1)};
+  translated([&] { submit(all_reduce_sum, dtype, args, &AllReduceSum::num_rows); });
 }
 
 void gather_columns_bound(TensorView part, int64_t handle, tvm::ffi::Optional<TensorView> out) {

@@ -1,7 +1,7 @@
 #include "kernels/cpu/team.h"
 
 #include <atomic>
-#include <memory>
+#include <utility>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -52,6 +52,14 @@ class SpinningTeam final : public Team {
 
   int64_t take_task() override { return next_task_.fetch_add(1, std::memory_order_relaxed); }
 
+  void fail(std::exception_ptr failure) override { failure_ = std::move(failure); }
+
+  bool has_failed() const override { return failure_ != nullptr; }
+
+  void throw_failure() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
   float* scratch(int64_t count) override {
     meet();  // nobody reads any more what was in it
     if (this_member().index == 0) scratch_ = shared_scratch_floats(count);
@@ -65,6 +73,7 @@ class SpinningTeam final : public Team {
   alignas(64) std::atomic<int> meetings_{0};  // an int: what a thread can sleep on
   alignas(64) std::atomic<int64_t> next_task_{0};
   float* scratch_ = nullptr;
+  std::exception_ptr failure_;  // written before a meeting, read after it
 };
 
 }  // namespace
@@ -89,6 +98,7 @@ void run_team(void (*body)(const void* context), const void* context) {
   body(context);
   this_member() = {};
 #endif
+  team.throw_failure();
 }
 
 }  // namespace airside::cpu

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 
 // The threads that run one program together, each going through all of its operators. An operator
 // cuts its work among them (parallel.h) and ends with a meeting.
@@ -19,6 +20,10 @@ class Team {
   // The number of the next task, from 0 on; from 0 on again after each meeting.
   virtual int64_t take_task() = 0;
 
+  // Ends the program at the next meeting, for all members; run_team throws `failure`.
+  virtual void fail(std::exception_ptr failure) = 0;
+  virtual bool has_failed() const = 0;
+
   // Memory that all members see, 64-byte aligned; what is in it lasts until the next call. All
   // members call this with one count.
   virtual float* scratch(int64_t count) = 0;
@@ -32,7 +37,20 @@ struct Member {
 
 Member& this_member();
 
-// Calls body(context) on all threads of a new team.
+// Calls body on one thread: the caller's, or a team's first.
+template <typename Body>
+void run_alone(const Body& body) {
+  const Member& member = this_member();
+  if (member.team == nullptr) return body();
+  try {
+    if (member.index == 0) body();
+  } catch (...) {
+    member.team->fail(std::current_exception());
+  }
+  member.team->meet();
+}
+
+// Calls body(context) on all threads of a new team. Throws what a member gave to `fail`.
 void run_team(void (*body)(const void* context), const void* context);
 
 }  // namespace airside::cpu
