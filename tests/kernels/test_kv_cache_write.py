@@ -14,9 +14,9 @@ def caches(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def paired(blocks: Tensor) -> Tensor:
-    """[num_blocks, num_kv_heads, size, others] -> the same memory with pairs of `size` side by side; an odd last index is behind them."""
+    """[num_blocks, num_kv_heads, size, others] -> pairs of `size` side by side; an odd last index is behind them."""
     even = blocks.shape[-2] // 2 * 2
-    pairs = blocks[..., :even, :].reshape(*blocks.shape[:2], even // 2, 2, -1).transpose(-1, -2).flatten(2)
+    pairs = blocks[..., :even, :].reshape(*blocks.shape[:2], even // 2, 2, blocks.shape[3]).transpose(-1, -2).flatten(2)
     return torch.cat([pairs, blocks[..., even:, :].flatten(-2)], dim=-1).view(blocks.shape)
 
 
