@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from airside.workers import ops
+from airside.workers.packed_weight import PackedWeight
+
 ROWS_MIN = 4
 """Products of fewer rows are computed as one of so many."""
 
@@ -15,14 +18,22 @@ Linear = Callable[[Tensor], Tensor]
 """`x: [num_rows, in_features]` -> `[num_rows, out_features]`."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None = None, weight_format: str | None = None) -> Linear:
     """`x @ weight.T + bias`, by the fastest way there is for the weight's device and dtype.
 
     Args:
         weight: [out_features, in_features].
         bias: [out_features].
+        weight_format: what the weight is quantised to, as in `ops.pack_weight`; None: it keeps its dtype.
     """
+    if weight_format is not None:
+        return multiply_packed(ops.pack_weight(weight, weight_format), bias)
     return _packed(weight, bias) if _packs(weight) else lambda x: functional.linear(x, weight, bias)
+
+
+def multiply_packed(weight: PackedWeight, bias: Tensor | None = None) -> Linear:
+    """`make_linear` of a weight that is laid out already."""
+    return lambda x: ops.linear(x, weight, bias)
 
 
 def _packs(weight: Tensor) -> bool:
