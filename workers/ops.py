@@ -18,7 +18,9 @@ import tvm_ffi
 from torch import Tensor
 
 import airside
-from airside.workers.packed_weight import PackedWeight
+from airside.workers.packed_weight import PackedWeight, WeightMemory
+
+_weight_memory = WeightMemory()
 
 GGUF_BLOCK = 32
 """Inputs of one block of a GGUF tensor that `pack_blocks` takes."""
@@ -219,7 +221,7 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
             multiples of it to nearest, ties to even.
     """
     kernels, (out_features, in_features) = _kernels(weight), weight.shape
-    data = torch.empty(kernels.packed_bytes(format, out_features, in_features), dtype=torch.uint8)
+    data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
     kernels.pack_weight(weight, format, data)
     return PackedWeight(data, format, out_features, in_features)
 
@@ -233,7 +235,7 @@ def pack_blocks(blocks: Tensor, format: str) -> PackedWeight:
     """
     kernels, (out_features, row_bytes) = _kernels(blocks), blocks.shape
     in_features = row_bytes // kernels.block_bytes(format) * GGUF_BLOCK
-    data = torch.empty(kernels.packed_bytes(format, out_features, in_features), dtype=torch.uint8)
+    data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
     kernels.pack_blocks(blocks, format, data)
     return PackedWeight(data, format, out_features, in_features)
 

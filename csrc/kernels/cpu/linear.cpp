@@ -26,7 +26,7 @@ Kernel kernel_of(WeightFormat format) {
 // Rows of a tile: a panel is read from memory once for so many.
 constexpr int64_t kTileRows = 96;
 // The least that a tile should cost, in parallel.h's unit, and the most tiles there are.
-constexpr int64_t kTileCost = 16384;
+constexpr int64_t kTileCost = 32768;
 constexpr int64_t kTilesMax = 256;
 
 // In parallel.h's unit: few rows wait for the weight to come from memory, many for the arithmetic.

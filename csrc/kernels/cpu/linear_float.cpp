@@ -15,6 +15,9 @@ constexpr int kBlockRows = 12;
 #else
 constexpr int kBlockRows = 6;
 #endif
+// Blocks of so many rows and more prefetch the weights of the next; smaller ones read so fast that
+// they would be held up by it.
+constexpr int kPrefetchRows = kBlockRows / 2;
 constexpr int kVectors = 2;
 constexpr int64_t kOutputs = kVectors * kLanes;
 
@@ -136,7 +139,26 @@ struct Block {
   int64_t in_features;
   int64_t out_stride;
   int64_t num_outputs;  // at most kOutputs
+  int64_t ahead;        // bytes from the weights that are read to those that are prefetched
 };
+
+// The last block that reads a panel brings the next one into the second-level cache. Panels that do
+// not stay there between two blocks are prefetched from a fixed distance by every block.
+inline int64_t prefetch_distance(int64_t panel_bytes, bool last) {
+  constexpr int64_t kPanelBytesKept = 512 << 10;
+  constexpr int64_t kDistance = 128 << 10;
+  if (panel_bytes > kPanelBytesKept) return kDistance;
+  return last ? panel_bytes : 0;
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void prefetch(const T* w, int64_t ahead) {
+  constexpr int64_t kBytes = Step<T>::kGroup * kOutputs * int64_t{sizeof(T)};
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < kBytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(w) + ahead + i, 0, 2);
+  }
+}
 
 template <typename T, int kRows>
 void compute(const Block<T>& block) {
@@ -145,6 +167,7 @@ void compute(const Block<T>& block) {
   const auto* x = block.rows.first;
   const T* w = block.weight;
   for (int64_t in = 0; in < block.in_features; in += kGroup) {
+    if constexpr (kRows >= kPrefetchRows) prefetch(w, block.ahead);
     Step<T>::template add<kRows>(x, block.rows.stride, w, sums);
     x += kGroup;
     w += kGroup * kPanel;
@@ -191,7 +214,8 @@ void compute_tile(const Linear& args, const LinearTile& tile) {
            .out = static_cast<T*>(args.out) + (tile.row + begin) * args.out_features + output,
            .in_features = args.in_features,
            .out_stride = args.out_features,
-           .num_outputs = min(kOutputs, args.out_features - output)},
+           .num_outputs = min(kOutputs, args.out_features - output),
+           .ahead = prefetch_distance(panel_size * int64_t{sizeof(T)}, i + 1 == num_blocks)},
           end - begin);
     }
   }
