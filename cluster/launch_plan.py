@@ -100,6 +100,7 @@ class LaunchPlan:
         self.max_model_len = _max_model_len(config, model)
         _check_ranks(config, model, machine, self.device)
         _check_blocks(config, model)
+        _check_quantization(config, model_path, self.device)
         _check_drafts(config, model)
         _check_atomic_images(config, model)
 
@@ -244,6 +245,7 @@ class LaunchPlan:
                 num_threads=self._num_threads,
                 draft_method=engine.drafts.method,
                 max_draft_tokens=engine.drafts.max_tokens,
+                quantization=engine.quantization,
                 embedding_cache_bytes=self.config.vision.cache.embeddings,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
@@ -334,6 +336,22 @@ def _check_blocks(config: Config, model: ModelConfig) -> None:
         check_block_size(model, config.engine.block_size)
     except CheckpointError as error:
         raise LaunchError(f"engine.{error}") from error
+
+
+def _check_quantization(config: Config, model_path: Path, device: str) -> None:
+    quantization = config.engine.quantization
+    if quantization == "none":
+        return
+    if device != "cpu":
+        raise LaunchError(
+            f"engine.quantization is {quantization}, but engine.device is {device}, which has no kernels for it; "
+            "set the one to none or the other to cpu"
+        )
+    if quantization == "gguf" and model_path.suffix != ".gguf":
+        raise LaunchError(
+            f"engine.quantization is gguf, but {model_path} is not a .gguf file; set it to int8 or none, or "
+            "model.source to a .gguf file"
+        )
 
 
 def _check_atomic_images(config: Config, model: ModelConfig) -> None:

@@ -104,6 +104,7 @@ class WorkerSettings(Settings):
     draft_method: str = "none"  # "mtp": the checkpoint's draft head is loaded
     max_draft_tokens: int = 0
     embedding_cache_bytes: int = 256 * 2**20  # of pictures' embeddings
+    quantization: str = "none"  # "none" | "int8" | "gguf": how the decoder's linear layers hold their weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def load_runner(settings: WorkerSettings, group: RankGroup, arena: PixelArena) -
     check_tensor_parallel_size(config, settings.world_size)
     check_block_size(config, settings.block_size)
     device, dtype = device_of(settings), _DTYPES[settings.dtype]
-    model = load_model(config, open_weights(path, dtype, device), group, settings.max_model_len)
+    model = load_model(config, open_weights(path, dtype, device, settings.quantization), group, settings.max_model_len)
     drafter = None
     if config.num_draft_layers > 0:
         assert isinstance(model, MiMoForCausalLM)

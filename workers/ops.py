@@ -23,6 +23,9 @@ from airside.workers.packed_weight import PackedWeight, WeightMemory
 
 _weight_memory = WeightMemory()
 
+GGUF_BLOCK = 32
+"""Inputs of one block of a GGUF tensor that `pack_blocks` takes."""
+
 
 @functools.cache
 def _library(device_type: str) -> Any:  # Any: a tvm-ffi module, whose functions are found by name
@@ -294,8 +297,9 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
     """Lays out the weight of a linear layer for `linear`, once.
 
     Args:
-        weight: [out_features, in_features], of the dtype that the format names.
-        format: "float32", "bfloat16" or "float16".
+        weight: [out_features, in_features], of the dtype that the format names; for "int8" of any.
+        format: "float32", "bfloat16", "float16", or "int8": a scale per output feature, max|w| / 127, and weights as
+            multiples of it to nearest, ties to even.
     """
     kernels, (out_features, in_features) = _kernels(weight), weight.shape
     data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
@@ -303,8 +307,25 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
     return PackedWeight(data, format, out_features, in_features)
 
 
+def pack_blocks(blocks: Tensor, format: str) -> PackedWeight:
+    """Lays out the blocks of a GGUF tensor for `linear`, once; they keep their values.
+
+    Args:
+        blocks: [out_features, bytes of a row] uint8, as the file holds them.
+        format: "q8_0", "q4_0" or "q4_1".
+    """
+    kernels, (out_features, row_bytes) = _kernels(blocks), blocks.shape
+    in_features = row_bytes // kernels.block_bytes(format) * GGUF_BLOCK
+    data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
+    kernels.pack_blocks(blocks, format, data)
+    return PackedWeight(data, format, out_features, in_features)
+
+
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, summed in float32 in one order, the bias added last and the result rounded once.
+
+    With quantised weights, x is quantised too: multiples, to nearest, of a scale of its own, max|x| / 127, per row
+    ("int8") or per block of 32 inputs (GGUF's). A row with an infinity or NaN gives NaN.
 
     Where the processor multiplies bfloat16 pairs itself, it takes subnormal numbers for 0.
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from airside.workers.exchange import Exchange, MemoryExchange, meet
-from airside.workers.linear import make_linear
-from airside.workers.weights.weight_source import WeightSource
+from airside.workers.weights.weight_source import MatrixPart, WeightSource
 
 
 class RankGroup:
@@ -98,15 +97,12 @@ class ColumnParallelLinear:
         *,
         bias: bool,
     ) -> None:
-        def fused(kind: str, *tail: int) -> Tensor:
-            return torch.cat(
-                [
-                    weights.read(f"{name}.{kind}", (rows, *tail), group.shard(rows))
-                    for name, rows in zip(names, out_features, strict=True)
-                ]
-            )
-
-        self._linear = make_linear(fused("weight", in_features), fused("bias") if bias else None)
+        own = [(name, rows, group.shard(rows)) for name, rows in zip(names, out_features, strict=True)]
+        biases = [weights.read(f"{name}.bias", (rows,), shard) for name, rows, shard in own] if bias else []
+        self._linear = weights.linear(
+            [MatrixPart(f"{name}.weight", (rows, in_features), shard) for name, rows, shard in own],
+            torch.cat(biases) if bias else None,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, sum(out_features) / size]."""
@@ -120,10 +116,10 @@ class RowParallelLinear:
         self, weights: WeightSource, name: str, out_features: int, in_features: int, group: RankGroup, *, bias: bool
     ) -> None:
         self._group = group
-        own = weights.read(f"{name}.weight", (out_features, in_features), columns=group.shard(in_features))
+        own = MatrixPart(f"{name}.weight", (out_features, in_features), columns=group.shard(in_features))
         full_bias = weights.read(f"{name}.bias", (out_features,)) if bias else None
         # With more than one rank the bias must be added once, after the sum.
-        self._linear = make_linear(own, full_bias if group.size == 1 else None)
+        self._linear = weights.linear([own], full_bias if group.size == 1 else None)
         self._bias = full_bias if group.size > 1 else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -137,11 +133,16 @@ def read_vocab_rows(weights: WeightSource, name: str, vocab_size: int, hidden_si
 
     Few vocabularies can be divided evenly; rows that stand for no token let every rank have as many.
     """
-    part = -(-vocab_size // group.size)
-    first = group.rank * part
-    rows = weights.read(f"{name}.weight", (vocab_size, hidden_size), slice(first, min(first + part, vocab_size)))
-    missing = part - rows.shape[0]
+    rows = weights.read(f"{name}.weight", (vocab_size, hidden_size), _vocab_rows(vocab_size, group))
+    missing = -(-vocab_size // group.size) - rows.shape[0]
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _vocab_rows(vocab_size: int, group: RankGroup) -> slice:
+    """The rows of this rank that stand for tokens; the last ranks may have fewer than the others, or none."""
+    part = -(-vocab_size // group.size)
+    first = min(group.rank * part, vocab_size)
+    return slice(first, min(first + part, vocab_size))
 
 
 class VocabParallelEmbedding:
@@ -165,15 +166,27 @@ class VocabParallelHead:
     """The projection to logits; each rank computes those of its rows of the vocabulary.
 
     Args:
-        weight: this rank's rows, as `read_vocab_rows` returns them.
+        held: this rank's rows where they are the embedding's too, as `read_vocab_rows` returns them.
     """
 
-    def __init__(self, weight: Tensor, vocab_size: int, group: RankGroup) -> None:
+    def __init__(
+        self,
+        weights: WeightSource,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        group: RankGroup,
+        held: Tensor | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._group = group
-        self._linear = make_linear(weight)
+        self._num_rows = -(-vocab_size // group.size)
+        own = _vocab_rows(vocab_size, group)
+        self._linear = weights.linear([MatrixPart(f"{name}.weight", (vocab_size, hidden_size), own)], held=held)
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
         """[num_rows, hidden] -> [num_rows, vocab_size] float32 on rank 0, None on the others."""
-        logits = self._group.gather_columns(self._linear(hidden))
+        own = self._linear(hidden)
+        missing = self._num_rows - own.shape[1]
+        logits = self._group.gather_columns(functional.pad(own, (0, missing)) if missing else own)
         return None if logits is None else logits[:, : self._vocab_size].float()

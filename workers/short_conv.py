@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from airside.workers.linear import make_linear
 from airside.workers.model_config import ModelConfig
 from airside.workers.parallel import RankGroup, RowParallelLinear
 from airside.workers.state_slots import LayerState, StateRows
-from airside.workers.weights.weight_source import WeightSource
+from airside.workers.weights.weight_source import MatrixPart, WeightSource
 
 
 class ShortConv:
@@ -20,16 +19,14 @@ class ShortConv:
         hidden, bias = config.hidden_size, config.short_conv.bias
         own = group.shard(hidden)
 
-        def projections(kind: str, *tail: int) -> Tensor:
-            """This rank's channels of the input gate, the output gate and the value, which are one tensor."""
-            return torch.cat(
-                [
-                    weights.read(f"{prefix}.in_proj.{kind}", (3 * hidden, *tail), slice(at + own.start, at + own.stop))
-                    for at in (0, hidden, 2 * hidden)
-                ]
-            )
-
-        self._in = make_linear(projections("weight", hidden), projections("bias") if bias else None)
+        # This rank's channels of the input gate, the output gate and the value, which are one tensor.
+        channels = [slice(at + own.start, at + own.stop) for at in (0, hidden, 2 * hidden)]
+        name = f"{prefix}.in_proj"
+        biases = [weights.read(f"{name}.bias", (3 * hidden,), part) for part in channels] if bias else []
+        self._in = weights.linear(
+            [MatrixPart(f"{name}.weight", (3 * hidden, hidden), part) for part in channels],
+            torch.cat(biases) if bias else None,
+        )
         taps = weights.read(f"{prefix}.conv.weight", (hidden, 1, config.short_conv.kernel_size), own)
         self._taps = taps[:, 0].T.float().contiguous()
         self._bias = weights.read(f"{prefix}.conv.bias", (hidden,), own).float() if bias else None

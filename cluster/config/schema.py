@@ -152,6 +152,11 @@ class EngineBlock(Block):
     num_threads: AutoCount = Field(
         default=None, description="threads of each rank; auto on the CPU: cores / ranks, else 1"
     )
+    quantization: Literal["none", "int8", "gguf"] = Field(
+        default="none",
+        description="of the decoder's linear layers, on the CPU; none: weights in model.dtype; int8: 8-bit weights and "
+        "activations, made while loading; gguf: the blocks of the .gguf file as they are",
+    )
     max_num_seqs: Count = Field(default=64, description="sequences computed in one step")
     max_num_batched_tokens: Count = Field(default=2048, description="tokens computed in one step")
     kv_cache_memory: AutoBytes = Field(default=None, description="per rank; auto: decided from the memory that is free")

@@ -72,10 +72,12 @@ def plan_rows(rows: list[Row], tail_tokens: int = 0, *, has_state: bool = True) 
 class Rig:
     """A model of one rank with its caches."""
 
-    def __init__(self, path: Path, *, dtype: str = "float32", max_draft_tokens: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, dtype: str = "float32", max_draft_tokens: int = 0, quantization: str = "none"
+    ) -> None:
         self.config = load_model_config(path)
         settings = worker_settings(str(path), dtype=dtype, max_draft_tokens=max_draft_tokens)
-        weights = open_weights(path, DTYPES[dtype], CPU)
+        weights = open_weights(path, DTYPES[dtype], CPU, quantization)
         self._model = load_model(self.config, weights, RankGroup(0, 1), settings.max_model_len)
         self._cache = allocate_kv_cache(self.config, settings, NUM_BLOCKS, DTYPES[dtype], CPU)
         self._num_slots = count_state_slots(self.config, settings)

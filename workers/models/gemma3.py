@@ -21,7 +21,7 @@ from airside.workers.model_config import ModelConfig
 from airside.workers.model_configs.gemma3 import Gemma3VisionConfig
 from airside.workers.models.vision_layers import LayerNorm
 from airside.workers.models.vision_transformer import VisionTransformer
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
+from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
 from airside.workers.step_batch import StepBatch
 from airside.workers.weights.release_names import DECODERS, HEADS, TOWERS, find_name
 from airside.workers.weights.weight_source import WeightSource
@@ -79,16 +79,15 @@ class Gemma3ForCausalLM:
             for layer_id in range(config.num_layers)
         ]
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
-        head = self._embedding.weight
         # Rounded to the weights' dtype, as the embeddings were trained with.
-        self._embedding_scale = torch.tensor(hidden**0.5, dtype=head.dtype, device=head.device)
-        if not config.tie_word_embeddings:
-            name = find_name(weights, heads, ".weight")
-            head = read_vocab_rows(weights, name, vocab, hidden, group)
-        self._head = VocabParallelHead(head, vocab, group)
-        self._rotary = RotaryTable(config, max_positions, head.device)
+        self._embedding_scale = torch.tensor(hidden**0.5, dtype=self._norm.dtype, device=self._norm.device)
+        is_tied = config.tie_word_embeddings
+        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
+        held = self._embedding.weight if is_tied else None
+        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
+        self._rotary = RotaryTable(config, max_positions, self._norm.device)
         local = config if sliding is None else dataclasses.replace(config, rope=sliding.rope)
-        self._local_rotary = RotaryTable(local, max_positions, head.device)
+        self._local_rotary = RotaryTable(local, max_positions, self._norm.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._embedding(token_ids) * self._embedding_scale

@@ -9,7 +9,7 @@ from torch import Tensor
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
+from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
 from airside.workers.short_conv import ShortConv
 from airside.workers.state_slots import LayerState, StateRows, find_state_rows, ring_length
 from airside.workers.step_batch import StepBatch
@@ -55,11 +55,11 @@ class Lfm2ForCausalLM:
             for layer_id in range(config.num_layers)
         ]
         self._norm = weights.read("model.embedding_norm.weight", (hidden,))
-        head = self._embedding.weight
-        if not config.tie_word_embeddings:
-            head = read_vocab_rows(weights, "lm_head", vocab, hidden, group)
-        self._head = VocabParallelHead(head, vocab, group)
-        self._rotary = RotaryTable(config, max_positions, head.device)
+        is_tied = config.tie_word_embeddings
+        name = "model.embed_tokens" if is_tied else "lm_head"
+        held = self._embedding.weight if is_tied else None
+        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
+        self._rotary = RotaryTable(config, max_positions, self._norm.device)
         self._states: list[LayerState] = []
         self._ring = 0
 

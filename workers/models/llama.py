@@ -10,7 +10,7 @@ from airside.workers.engram import Engrams
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead, read_vocab_rows
+from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
 from airside.workers.step_batch import StepBatch
 from airside.workers.weights.release_names import find_name
 from airside.workers.weights.weight_source import WeightSource
@@ -55,12 +55,11 @@ class LlamaForCausalLM:
         ]
         self._engrams = Engrams(weights, f"{at}layers", config, group) if config.engram is not None else None
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
-        head = self._embedding.weight
-        if not config.tie_word_embeddings:
-            name = find_name(weights, heads, ".weight")
-            head = read_vocab_rows(weights, name, vocab, hidden, group)
-        self._head = VocabParallelHead(head, vocab, group)
-        self._rotary = RotaryTable(config, max_positions, head.device)
+        is_tied = config.tie_word_embeddings
+        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
+        held = self._embedding.weight if is_tied else None
+        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
+        self._rotary = RotaryTable(config, max_positions, self._norm.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._embedding(token_ids)

@@ -8,12 +8,11 @@ from torch import Tensor
 from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import RotaryTable
-from airside.workers.linear import make_linear
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.llama import LlamaForCausalLM, LlamaLayer
 from airside.workers.parallel import RankGroup
 from airside.workers.placed_rows import PlacedRows
-from airside.workers.weights.weight_source import WeightSource
+from airside.workers.weights.weight_source import MatrixPart, WeightSource
 
 
 class MiMoForCausalLM(LlamaForCausalLM):
@@ -54,7 +53,7 @@ class MtpLayer:
         self._eps = config.rms_norm_eps
         self._hidden_norm = weights.read(f"{prefix}.hidden_layernorm.weight", (size,))
         self._token_norm = weights.read(f"{prefix}.token_layernorm.weight", (size,))
-        self._input = make_linear(weights.read(f"{prefix}.input_proj.weight", (size, 2 * size)))
+        self._input = weights.linear([MatrixPart(f"{prefix}.input_proj.weight", (size, 2 * size))])
         self._layer = LlamaLayer(weights, prefix, config, group)
         self._final_norm = weights.read(f"{prefix}.final_layernorm.weight", (size,))
 

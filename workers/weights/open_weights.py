@@ -6,13 +6,23 @@ from pathlib import Path
 
 import torch
 
+from airside.workers.model_config import CheckpointError
 from airside.workers.weights.gguf_file import GgufFile
 from airside.workers.weights.safetensors_files import SafetensorsFiles
 from airside.workers.weights.weight_source import WeightSource
 
 
-def open_weights(path: Path, dtype: torch.dtype, device: torch.device) -> WeightSource:
-    """The tensors of a checkpoint folder or a .gguf file. Raises CheckpointError."""
+def open_weights(path: Path, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> WeightSource:
+    """The tensors of a checkpoint folder or a .gguf file.
+
+    Args:
+        quantization: as in WorkerSettings; "gguf" needs a .gguf file.
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or not so quantised.
+    """
+    weight_format = "int8" if quantization == "int8" else None
     if path.suffix == ".gguf" and path.is_file():
-        return GgufFile(path, dtype, device)
-    return SafetensorsFiles(path, dtype, device)
+        return GgufFile(path, dtype, device, weight_format, keeps_blocks=quantization == "gguf")
+    if quantization == "gguf":
+        raise CheckpointError(f"{path} is not a .gguf file; set engine.quantization to int8 or none")
+    return SafetensorsFiles(path, dtype, device, weight_format)

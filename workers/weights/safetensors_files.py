@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from airside.workers.linear import Linear
 from airside.workers.model_config import CheckpointError
-from airside.workers.weights.weight_source import WHOLE, missing_tensor, wrong_shape
+from airside.workers.weights.weight_source import WHOLE, MatrixPart, missing_tensor, read_linear, wrong_shape
 
 
 class SafetensorsFiles:
@@ -20,14 +22,18 @@ class SafetensorsFiles:
     Args:
         folder: holds `model.safetensors.index.json` and the files it names, or `model.safetensors`.
         dtype, device: of the tensors returned.
+        weight_format: of linear layers' weights, as in `make_linear`.
     Raises:
         CheckpointError: no weights there, or a file of the index is missing or damaged.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, weight_format: str | None = None
+    ) -> None:
         self._folder = folder
         self._dtype = dtype
         self._device = device
+        self._weight_format = weight_format
         self._open: dict[str, Any] = {}  # Any: safetensors' file handle has no stub
         self._file_of = self._index()
 
@@ -68,3 +74,6 @@ class SafetensorsFiles:
             raise CheckpointError(wrong_shape(name, self._folder / file, found, shape))
         tensor: Tensor = part[rows] if len(shape) == 1 or columns == WHOLE else part[rows, columns]
         return tensor.to(self._device, self._dtype).contiguous()
+
+    def linear(self, parts: Sequence[MatrixPart], bias: Tensor | None = None, held: Tensor | None = None) -> Linear:
+        return read_linear(self, self._weight_format, parts, bias, held)

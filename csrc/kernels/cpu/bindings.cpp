@@ -396,13 +396,50 @@ int64_t packed_bytes_bound(const std::string& format, int64_t out_features, int6
   return num_panels * panel_bytes(format_of("packed_bytes", format), in_features);
 }
 
+int64_t block_bytes_bound(const std::string& format) {
+  const int64_t bytes = block_bytes(format_of("block_bytes", format));
+  if (bytes == 0) TVM_FFI_THROW(ValueError) << "weight format " << format << " has no blocks";
+  return bytes;
+}
+
+void expect_inputs(const char* op, WeightFormat format, int64_t in_features) {
+  if (format == WeightFormat::kInt8) {
+    expect_in({op, "in_features of int8"}, in_features, 0, kInt8InputsMax + 1);
+  } else if (is_quantized(format) && in_features % kGgufBlock != 0) {
+    TVM_FFI_THROW(ValueError) << op << ": in_features must be a multiple of " << kGgufBlock
+                              << ", got " << in_features;
+  }
+}
+
+void pack_blocks_bound(TensorView blocks, const std::string& name, TensorView out) {
+  const char* op = "pack_blocks";
+  const WeightFormat format = format_of(op, name);
+  expect_rank({op, "blocks"}, blocks, 2);
+  expect({op, "blocks"}, blocks, kUInt8, {blocks.size(0), blocks.size(1)});
+  const int64_t bytes = block_bytes_bound(name);
+  if (blocks.size(1) % bytes != 0) {
+    TVM_FFI_THROW(ValueError) << op << ": rows of " << blocks.size(1) << " bytes are no blocks of "
+                              << name;
+  }
+  const int64_t in_features = blocks.size(1) / bytes * kGgufBlock;
+  expect_panels({op, "out"}, out, format, blocks.size(0), in_features);
+  pack_blocks(format, data<const uint8_t>(blocks), blocks.size(0), in_features, data(out));
+}
+
 void pack_weight_bound(TensorView weight, const std::string& format, TensorView out) {
   const char* op = "pack_weight";
   expect_rank({op, "weight"}, weight, 2);
   expect_dtype_of_format({op, "weight"}, weight, format);
   expect({op, "weight"}, weight, weight.dtype(), {weight.size(0), weight.size(1)});
-  expect_panels({op, "out"}, out, format_of(op, format), weight.size(0), weight.size(1));
-  pack_weight(format_of(op, format), data(weight), weight.size(0), weight.size(1), data(out));
+  const WeightFormat kind = format_of(op, format);
+  expect_inputs(op, kind, weight.size(1));
+  expect_panels({op, "out"}, out, kind, weight.size(0), weight.size(1));
+  if (block_bytes(kind) != 0) TVM_FFI_THROW(ValueError) << op << ": " << format << " is of blocks";
+  if (kind == WeightFormat::kInt8) {
+    const DType dtype = activation_dtype({op, "weight"}, weight);
+    return pack_int8(dtype, data(weight), weight.size(0), weight.size(1), data(out));
+  }
+  pack_weight(kind, data(weight), weight.size(0), weight.size(1), data(out));
 }
 
 void linear_bound(TensorView x, TensorView weight, const std::string& format, int64_t out_features,
@@ -413,6 +450,7 @@ void linear_bound(TensorView x, TensorView weight, const std::string& format, in
   const DType dtype = activation_dtype({op, "x"}, x);
   expect_dtype_of_format({op, "x"}, x, format);
   expect({op, "x"}, x, x.dtype(), {num_rows, in_features}, Layout::kRows);
+  expect_inputs(op, format_of(op, format), in_features);
   expect_panels({op, "weight"}, weight, format_of(op, format), out_features, in_features);
   if (bias) expect({op, "bias"}, *bias, x.dtype(), {out_features});
   expect({op, "out"}, out, x.dtype(), {num_rows, out_features});
@@ -454,6 +492,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_ops, count_ops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(free_program, free_program);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_bytes, packed_bytes_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_weight, pack_weight_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_blocks, pack_blocks_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(block_bytes, block_bytes_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, linear_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_isa, set_isa_bound);

@@ -22,6 +22,10 @@ float largest(const float* values, int64_t n);
 void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);
 void sum_chunks(const float* weights, int64_t n, float* sums);
 void linear_float(DType activation, const Linear& args, const LinearTile& tile);
+void linear_int8(DType activation, const Linear& args, const LinearTile& tile);
+void linear_blocks(DType activation, const Linear& args, const LinearTile& tile);
+int64_t quantized_row_bytes(WeightFormat format, int64_t in_features);
+void quantize_rows(DType activation, const Linear& args, int64_t begin, int64_t end, uint8_t* rows);
 
 }  // namespace AIRSIDE_ISA
 }  // namespace airside::cpu

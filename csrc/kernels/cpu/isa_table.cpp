@@ -22,6 +22,10 @@ const Kernels kTable = {
     .weigh = weigh,
     .sum_chunks = sum_chunks,
     .linear_float = linear_float,
+    .linear_int8 = linear_int8,
+    .linear_blocks = linear_blocks,
+    .quantized_row_bytes = quantized_row_bytes,
+    .quantize_rows = quantize_rows,
 };
 
 }  // namespace airside::cpu::AIRSIDE_ISA

@@ -180,6 +180,11 @@ struct Kernels {
   void (*sum_chunks)(const float* weights, int64_t n, float* sums);
   // A tile of a product whose weight has the dtype of the activations.
   void (*linear_float)(DType activation, const Linear&, const LinearTile&);
+  // The same of quantised weights, with rows of so many bytes that quantize_rows has made.
+  void (*linear_int8)(DType activation, const Linear&, const LinearTile&);
+  void (*linear_blocks)(DType activation, const Linear&, const LinearTile&);
+  int64_t (*quantized_row_bytes)(WeightFormat format, int64_t in_features);
+  void (*quantize_rows)(DType activation, const Linear&, int64_t begin, int64_t end, uint8_t* rows);
 };
 
 // The kernels in use: the widest instruction set this processor has, unless set_isa chose another.

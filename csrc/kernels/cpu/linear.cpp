@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/scratch.h"
 
 namespace airside::cpu {
 namespace {
@@ -15,8 +16,10 @@ Kernel kernel_of(WeightFormat format) {
     case WeightFormat::kBFloat16:
     case WeightFormat::kFloat16:
       return kernels().linear_float;
+    case WeightFormat::kInt8:
+      return kernels().linear_int8;
     default:
-      return nullptr;
+      return kernels().linear_blocks;
   }
 }
 
@@ -59,15 +62,26 @@ struct Grid {
   }
 };
 
+// All rows as integers, in the calling thread's scratch memory.
+const void* quantized(DType activation, const Linear& args) {
+  const int64_t bytes = kernels().quantized_row_bytes(args.format, args.in_features);
+  auto* rows = reinterpret_cast<uint8_t*>(scratch_floats(args.num_rows * bytes / 4));
+  AIRSIDE_ISA::parallel_for(args.num_rows, 2 * args.in_features, [&](int64_t begin, int64_t end) {
+    kernels().quantize_rows(activation, args, begin, end, rows);
+  });
+  return rows;
+}
+
 }  // namespace
 
 void linear(DType activation, const Linear& args) {
   if (args.num_rows == 0 || args.out_features == 0) return;
-  // A format whose kernel reads other rows than x itself makes them here, once for all tiles.
   const Kernel kernel = kernel_of(args.format);
+  Linear product = args;
+  if (is_quantized(args.format)) product.x = quantized(activation, args);
   const Grid grid(args);
   AIRSIDE_ISA::parallel_tasks(grid.row_parts * grid.panel_parts, cost_of(args),
-                              [&](int64_t i) { kernel(activation, args, grid.tile(args, i)); });
+                              [&](int64_t i) { kernel(activation, product, grid.tile(args, i)); });
 }
 
 }  // namespace airside::cpu

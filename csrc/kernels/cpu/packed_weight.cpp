@@ -39,6 +39,10 @@ std::optional<WeightFormat> weight_format(std::string_view name) {
   if (name == "float32") return WeightFormat::kFloat32;
   if (name == "bfloat16") return WeightFormat::kBFloat16;
   if (name == "float16") return WeightFormat::kFloat16;
+  if (name == "int8") return WeightFormat::kInt8;
+  if (name == "q8_0") return WeightFormat::kQ8_0;
+  if (name == "q4_0") return WeightFormat::kQ4_0;
+  if (name == "q4_1") return WeightFormat::kQ4_1;
   return std::nullopt;
 }
 
@@ -50,6 +54,21 @@ int64_t panel_bytes(WeightFormat format, int64_t in_features) {
       return (in_features + 1) / 2 * kPanel * 4;
     case WeightFormat::kFloat16:
       return in_features * kPanel * 2;
+    case WeightFormat::kInt8:
+      return (in_features + 3) / 4 * 4 * kPanel + kPanel * 4;
+    default:
+      return in_features / kGgufBlock * block_bytes(format) * kPanel;
+  }
+}
+
+int64_t block_bytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kQ8_0:
+      return kGgufBlock + 2;
+    case WeightFormat::kQ4_0:
+      return kGgufBlock / 2 + 2;
+    case WeightFormat::kQ4_1:
+      return kGgufBlock / 2 + 4;
     default:
       return 0;
   }

@@ -12,12 +12,15 @@
 namespace airside::cpu {
 
 inline constexpr int64_t kPanel = 32;
+inline constexpr int64_t kGgufBlock = 32;  // inputs of a GGUF block
+// The most inputs whose 8-bit products fit a 32-bit sum.
+inline constexpr int64_t kInt8InputsMax = int64_t{1} << 17;
 
 enum class WeightFormat {
   kFloat32,   // [in_features][kPanel] float32
   kBFloat16,  // [in_features / 2][kPanel][2]: pairs of inputs, as the dot-product instruction takes
   kFloat16,   // [in_features][kPanel] halves
-  kInt8,      // [in_features / 4][kPanel][4] int8; then scales [kPanel] float, sums [kPanel] int32
+  kInt8,      // [in_features / 4][kPanel][4] bytes, value + 128; then scales [kPanel] float
   kQ8_0,      // GGUF's blocks of 32 inputs, a panel's side by side (linear_blocks.cpp)
   kQ4_0,
   kQ4_1,
@@ -25,7 +28,8 @@ enum class WeightFormat {
 
 // Activations are float32, bfloat16 or float16 whatever the format.
 struct Linear {
-  const void* x;       // [num_rows, in_features], rows x_stride apart
+  const void* x;       // [num_rows, in_features], rows x_stride apart; of quantised weights a
+                       // tile's kernel takes what quantize_rows made
   const void* weight;  // [panels], 64-byte aligned
   const void* bias;    // [out_features] of x's dtype, or null
   void* out;           // [num_rows, out_features] of x's dtype, contiguous
@@ -51,6 +55,19 @@ std::optional<WeightFormat> weight_format(std::string_view name);
 
 // Bytes of one panel.
 int64_t panel_bytes(WeightFormat format, int64_t in_features);
+
+constexpr bool is_quantized(WeightFormat format) { return format >= WeightFormat::kInt8; }
+
+// Quantises `weight`, [out_features, in_features] of that dtype, contiguous, to kInt8.
+void pack_int8(DType dtype, const void* weight, int64_t out_features, int64_t in_features,
+               void* panels);
+
+// Lays out blocks as a GGUF file holds them, [out_features][in_features / kGgufBlock], as panels.
+void pack_blocks(WeightFormat format, const uint8_t* blocks, int64_t out_features,
+                 int64_t in_features, void* panels);
+
+// Bytes of one block of a GGUF file.
+int64_t block_bytes(WeightFormat format);
 
 // Lays out `weight`, [out_features, in_features] of the format's own dtype, contiguous, as panels.
 void pack_weight(WeightFormat format, const void* weight, int64_t out_features, int64_t in_features,
