@@ -337,6 +337,8 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
     out = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
     _kernels(x).linear(x, weight.data, weight.format, weight.out_features, weight.in_features, bias, out)
     return out
+
+
 def process_start_time(pid: int) -> int:
     """When a process started, in the system's clock ticks; 0: there is none that this one sees, or it has ended."""
     return int(_library("cpu").process_start_time(pid))

@@ -266,6 +266,6 @@ def test_quantised_weights_are_for_the_cpu_and_blocks_for_gguf_files() -> None:
         plan({"engine": {"quantization": "int8"}}, machine=gpu)
     with pytest.raises(LaunchError, match=r"^engine.quantization is gguf, but /models/m is not a .gguf file; set it"):
         plan({"engine": {"quantization": "gguf"}})
-    blocks = Config(**{"engine": {"quantization": "gguf"}})
+    blocks = Config(engine={"quantization": "gguf"})
     (rank,) = LaunchPlan(blocks, model(), Path("/models/m.gguf"), RUN, LAPTOP, port=50051).workers(group=0)
     assert rank.quantization == "gguf"

@@ -2,7 +2,6 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/scratch.h"
 
 namespace airside::cpu {
 namespace {
@@ -62,10 +61,10 @@ struct Grid {
   }
 };
 
-// All rows as integers, in the calling thread's scratch memory.
+// All rows as integers, for all threads.
 const void* quantized(DType activation, const Linear& args) {
   const int64_t bytes = kernels().quantized_row_bytes(args.format, args.in_features);
-  auto* rows = reinterpret_cast<uint8_t*>(scratch_floats(args.num_rows * bytes / 4));
+  auto* rows = reinterpret_cast<uint8_t*>(AIRSIDE_ISA::shared_scratch(args.num_rows * bytes / 4));
   AIRSIDE_ISA::parallel_for(args.num_rows, 2 * args.in_features, [&](int64_t begin, int64_t end) {
     kernels().quantize_rows(activation, args, begin, end, rows);
   });
