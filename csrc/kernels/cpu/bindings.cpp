@@ -333,7 +333,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, gelu_tanh_and_mul_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_rows, gather_rows_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample, sample_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(token_logprobs, token_logprobs_bound);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(block_bytes, block_bytes_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa, isa_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_isa, set_isa_bound);
 

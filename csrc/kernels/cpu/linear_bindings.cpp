@@ -134,6 +134,7 @@ void linear_bound(TensorView x, TensorView weight, const std::string& format, in
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_bytes, packed_bytes_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_weight, pack_weight_bound);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(block_bytes, block_bytes_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_blocks, pack_blocks_bound);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, linear_bound);
 
