@@ -17,9 +17,9 @@
 namespace airside::cpu::AIRSIDE_ISA {
 
 // In element operations of about half a nanosecond: what pays for another thread. To wake one takes
-// microseconds, more on a machine whose cores are busy; the members of a team are awake.
+// microseconds, more on a machine whose cores are busy; helpers are awake.
 inline constexpr int64_t kCostPerThread = 32768;
-inline constexpr int64_t kCostPerMember = 2048;
+inline constexpr int64_t kCostPerHelper = 4096;
 
 inline bool worth_threads([[maybe_unused]] int64_t count, [[maybe_unused]] int64_t cost) {
 #ifdef _OPENMP
@@ -29,32 +29,37 @@ inline bool worth_threads([[maybe_unused]] int64_t count, [[maybe_unused]] int64
 #endif
 }
 
-inline int64_t smallest(int64_t a, int64_t b, int64_t c) {
-  const int64_t ab = a < b ? a : b;
-  return ab < c ? ab : c;
+inline int64_t num_parts(int64_t count, int64_t cost, int64_t cost_per_part, int64_t most) {
+  const int64_t wanted = cost / cost_per_part;
+  const int64_t fewer = wanted < count ? wanted : count;
+  return fewer < most ? fewer : most;
 }
 
-// Calls body with this thread's part of [0, count), if it has one.
-template <typename Body>
-void run_part(int64_t count, int64_t parts, int64_t part, const Body& body) {
-  if (part < parts) body(count * part / parts, count * (part + 1) / parts);
+// Calls task(i) for each i of [0, count) with the helpers of the team that this thread leads.
+template <typename Task>
+void share(Team& team, int64_t count, const Task& task) {
+  team.share(
+      count, [](const void* context, int64_t i) { (*static_cast<const Task*>(context))(i); },
+      &task);
 }
 
 // Calls body(begin, end) for parts of [0, count), each item of which costs `cost_each`.
 template <typename Body>
 void parallel_for(int64_t count, int64_t cost_each, const Body& body) {
-  if (const Member& member = this_member(); member.team != nullptr) {
-    const int64_t wanted = count * cost_each / kCostPerMember;
-    const int64_t parts = smallest(wanted, count, member.team->size());
-    run_part(count, parts > 1 ? parts : 1, member.index, body);
-    return member.team->meet();
+  if (Team* const team = led_team(); team != nullptr) {
+    const int64_t parts = num_parts(count, count * cost_each, kCostPerHelper, team->size());
+    if (parts < 2) return body(int64_t{0}, count);
+    return share(*team, parts,
+                 [&](int64_t part) { body(count * part / parts, count * (part + 1) / parts); });
   }
   if (!worth_threads(count, count * cost_each)) return body(int64_t{0}, count);
 #ifdef _OPENMP
 #pragma omp parallel
   {
-    const int64_t wanted = count * cost_each / kCostPerThread;
-    run_part(count, smallest(wanted, count, omp_get_num_threads()), omp_get_thread_num(), body);
+    const int64_t parts =
+        num_parts(count, count * cost_each, kCostPerThread, omp_get_num_threads());
+    const int64_t part = omp_get_thread_num();
+    if (part < parts) body(count * part / parts, count * (part + 1) / parts);
   }
 #endif
 }
@@ -62,29 +67,20 @@ void parallel_for(int64_t count, int64_t cost_each, const Body& body) {
 // Calls body(i) for each i of [0, count), whose costs differ: whoever is free takes the next.
 template <typename Body>
 void parallel_tasks(int64_t count, int64_t cost, const Body& body) {
-  if (const Member& member = this_member(); member.team != nullptr) {
-    if (cost < 2 * kCostPerMember) {
-      for (int64_t i = 0; member.index == 0 && i < count; ++i) body(i);
-    } else {
-      for (int64_t i = member.team->take_task(); i < count; i = member.team->take_task()) body(i);
-    }
-    return member.team->meet();
-  }
-  if (!worth_threads(count, cost)) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
+  if (Team* const team = led_team(); team != nullptr && team->size() > 1) {
+    if (count > 1 && cost >= 2 * kCostPerHelper) return share(*team, count, body);
+  } else if (worth_threads(count, cost)) {
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; ++i) body(i);
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
 #endif
+  }
+  for (int64_t i = 0; i < count; ++i) body(i);
 }
 
 // Memory for what all threads of an operator read: written in one loop, read in the next. Lasts
 // until the next call.
-inline float* shared_scratch(int64_t count) {
-  const Member& member = this_member();
-  return member.team != nullptr ? member.team->scratch(count) : shared_scratch_floats(count);
-}
+inline float* shared_scratch(int64_t count) { return shared_scratch_floats(count); }
 
 }  // namespace airside::cpu::AIRSIDE_ISA

@@ -15,11 +15,7 @@ struct Run {
 
 void run_all(const void* context) {
   const auto& [ops, size] = *static_cast<const Run*>(context);
-  const Team& team = *this_member().team;
-  for (const auto& op : ops) {
-    op(size);
-    if (team.has_failed()) return;
-  }
+  for (const auto& op : ops) op(size);
 }
 
 }  // namespace
@@ -40,7 +36,7 @@ bool Program::fits(const StepSize& size) const {
 
 void Program::run(const StepSize& size) const {
   const Run run{ops_, size};
-  run_team(run_all, &run);
+  lead_team(run_all, &run);
 }
 
 std::unique_ptr<Program>& recording() {

@@ -7,7 +7,6 @@
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/program.h"
 #include "kernels/cpu/rank_memory.h"
-#include "kernels/cpu/team.h"
 
 namespace airside::cpu {
 namespace {
@@ -58,8 +57,7 @@ struct AllReduceSum {
 };
 
 void all_reduce_sum(DType dtype, const AllReduceSum& args) {
-  run_alone(
-      [&] { args.memory->all_reduce_sum(dtype, args.x, args.out, args.num_rows * args.columns); });
+  args.memory->all_reduce_sum(dtype, args.x, args.out, args.num_rows * args.columns);
 }
 
 void all_reduce_sum_bound(TensorView x, int64_t handle, TensorView out) {

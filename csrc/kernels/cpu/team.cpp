@@ -1,20 +1,17 @@
 #include "kernels/cpu/team.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <atomic>
-#include <utility>
+#include <exception>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#include "kernels/cpu/scratch.h"
-
 namespace airside::cpu {
 namespace {
-
-// Looks before a waiting thread sleeps: some 50 microseconds, several times what an operator of a
-// decode takes. Whoever is waited for that long has lost its core to another process.
-constexpr int kLooks = 4000;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -24,81 +21,111 @@ inline void pause() {
 #endif
 }
 
-class SpinningTeam final : public Team {
+// Spins until holds(); after some 50 microseconds, on a core that others want, they get it.
+template <typename Condition>
+void await(const Condition& holds) {
+  constexpr int kLooks = 4000;
+  for (int look = 0; !holds(); ++look) {
+    if (look < kLooks) {
+      pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+// The tasks of one operator after another. Which operator, how many tasks it has, and which is the
+// next, are one word, so that whoever takes a task knows whose it is. While a task is not done the
+// leader does not go on, so that what `job_` says belongs to it.
+class SharingTeam final : public Team {
  public:
-  explicit SpinningTeam(int size) : size_(size) {}
+  explicit SharingTeam(int size) : size_(size) {}
 
   int size() const override { return size_; }
 
-  void meet() override {
-    if (size_ == 1) {
-      next_task_.store(0, std::memory_order_relaxed);
-      return;
+  void share(int64_t count, void (*task)(const void*, int64_t), const void* context) override {
+    const int64_t each = count / kTasksMax + 1;
+    const auto num_tasks = static_cast<uint64_t>((count + each - 1) / each);
+    job_ = {task, context, count, each};
+    done_.store(0, std::memory_order_relaxed);
+    state_.store(num_tasks << kTaskBits, std::memory_order_release);
+    while (take_one()) {
     }
-    const int meeting = meetings_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_task_.store(0, std::memory_order_relaxed);
-      meetings_.store(meeting + 1, std::memory_order_release);
-      meetings_.notify_all();  // a look at a counter, unless somebody sleeps
-      return;
-    }
-    for (int look = 0; look < kLooks; ++look) {
-      if (meetings_.load(std::memory_order_acquire) != meeting) return;
-      pause();
-    }
-    meetings_.wait(meeting, std::memory_order_acquire);
+    await([&] { return done_.load(std::memory_order_acquire) == num_tasks; });
   }
 
-  int64_t take_task() override { return next_task_.fetch_add(1, std::memory_order_relaxed); }
-
-  void fail(std::exception_ptr failure) override { failure_ = std::move(failure); }
-
-  bool has_failed() const override { return failure_ != nullptr; }
-
-  void throw_failure() const {
-    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  void help() {
+    while (!has_ended_.load(std::memory_order_acquire)) {
+      await([&] { return has_task(state_.load(std::memory_order_relaxed)) || has_ended_.load(); });
+      take_one();
+    }
   }
 
-  float* scratch(int64_t count) override {
-    meet();  // nobody reads any more what was in it
-    if (this_member().index == 0) scratch_ = shared_scratch_floats(count);
-    meet();
-    return scratch_;
-  }
+  void end() { has_ended_.store(true, std::memory_order_release); }
 
  private:
+  static constexpr int kTaskBits = 24;
+  static constexpr uint64_t kTaskMask = (uint64_t{1} << kTaskBits) - 1;
+  static constexpr int64_t kTasksMax = 1 << 20;
+
+  struct Job {
+    void (*task)(const void*, int64_t);
+    const void* context;
+    int64_t count;
+    int64_t each;
+  };
+
+  static bool has_task(uint64_t state) { return (state & kTaskMask) < state >> kTaskBits; }
+
+  // Whether there was one.
+  bool take_one() {
+    if (!has_task(state_.load(std::memory_order_relaxed))) return false;
+    const uint64_t state = state_.fetch_add(1, std::memory_order_acq_rel);
+    if (!has_task(state)) return false;
+    const int64_t begin = static_cast<int64_t>(state & kTaskMask) * job_.each;
+    const int64_t end = std::min(begin + job_.each, job_.count);
+    for (int64_t i = begin; i < end; ++i) job_.task(job_.context, i);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
   const int size_;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> meetings_{0};  // an int: what a thread can sleep on
-  alignas(64) std::atomic<int64_t> next_task_{0};
-  float* scratch_ = nullptr;
-  std::exception_ptr failure_;  // written before a meeting, read after it
+  Job job_{};
+  alignas(64) std::atomic<uint64_t> state_{0};  // tasks << kTaskBits | the next one
+  alignas(64) std::atomic<uint64_t> done_{0};
+  alignas(64) std::atomic<bool> has_ended_{false};
 };
 
 }  // namespace
 
-Member& this_member() {
-  thread_local Member member;
-  return member;
+Team*& led_team() {
+  thread_local Team* team = nullptr;
+  return team;
 }
 
-void run_team(void (*body)(const void* context), const void* context) {
+void lead_team(void (*body)(const void* context), const void* context) {
 #ifdef _OPENMP
-  SpinningTeam team(omp_get_max_threads());
+  SharingTeam team(omp_get_max_threads());
+  std::exception_ptr failure;
 #pragma omp parallel num_threads(team.size())
   {
-    this_member() = {&team, omp_get_thread_num()};
-    body(context);
-    this_member() = {};
+    if (omp_get_thread_num() == 0) {
+      led_team() = &team;
+      try {
+        body(context);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      led_team() = nullptr;
+      team.end();
+    } else {
+      team.help();
+    }
   }
+  if (failure != nullptr) std::rethrow_exception(failure);
 #else
-  SpinningTeam team(1);
-  this_member() = {&team, 0};
   body(context);
-  this_member() = {};
 #endif
-  team.throw_failure();
 }
 
 }  // namespace airside::cpu
