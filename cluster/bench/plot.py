@@ -47,6 +47,8 @@ def _height(table: Table, chart: Chart) -> float:
 
 
 def _draw(axis: Any, table: Table, chart: Chart) -> None:  # Any: matplotlib's Axes
+    from matplotlib import colormaps
+
     headings = {column.key: column.heading for column in table.columns}
     rows = [row for row in table.rows if row.get(chart.value) is not None]
     if chart.over is None:
@@ -56,11 +58,11 @@ def _draw(axis: Any, table: Table, chart: Chart) -> None:  # Any: matplotlib's A
         axis.invert_yaxis()
         axis.set_xlabel(headings[chart.value])
     else:
+        axis.set_prop_cycle(color=colormaps["tab20"](range(20)))
         for label in dict.fromkeys(row[chart.label] for row in rows):
             line = [row for row in rows if row[chart.label] == label]
-            axis.plot([row[chart.over] for row in line], [row[chart.value] for row in line], marker="o", label=label)
+            axis.loglog([row[chart.over] for row in line], [row[chart.value] for row in line], marker="o", label=label)
         axis.set_xlabel(headings[chart.over])
         axis.set_ylabel(headings[chart.value])
-        axis.legend()
-    axis.set_xlim(left=0)
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     axis.set_title(table.name, fontsize="medium")

@@ -11,7 +11,7 @@ from airside.cluster.bench.report import Chart, Column, Report, Table
 from airside.cluster.bench.samples import median, percentile
 from airside.cluster.bench.streams import Round, Target, gaps_of, run_round
 
-SERVED = "Served"
+THROUGHPUT, LATENCY = "Throughput", "Latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,28 @@ class ServeLoad:
 QUICK = ServeLoad(streams=2, requests=4, prompt_tokens=16, output_tokens=8, rounds=1, vocab_size=512)
 
 _FIGURES = {
-    "output_per_s": ("output", "tokens/s"),
-    "requests_per_s": ("requests", "1/s"),
-    "first_p50_ms": ("time to first token, p50", "ms"),
-    "first_p99_ms": ("time to first token, p99", "ms"),
-    "gap_p50_ms": ("between tokens, p50", "ms"),
-    "gap_p99_ms": ("between tokens, p99", "ms"),
+    THROUGHPUT: {"output_per_s": "output, tokens/s", "requests_per_s": "requests/s"},
+    LATENCY: {
+        "first_p50_ms": "time to first token, p50",
+        "first_p99_ms": "time to first token, p99",
+        "gap_p50_ms": "between tokens, p50",
+        "gap_p99_ms": "between tokens, p99",
+    },
 }
+"""By table: figures by their keys in `summary`."""
 
 
 def bench_serve(target: Target, name: str, load: ServeLoad) -> Report:
     """Measures. Raises TargetError or grpc.RpcError."""
     rounds = asyncio.run(_rounds(target, load))
     each = [summary(one) for one in rounds]
-    table = Table(SERVED, [Column("figure", "figure"), Column("value", "median"), Column("unit", "unit")])
-    for key, (label, unit) in _FIGURES.items():
-        table.add(figure=label, value=median([one[key] for one in each]), unit=unit)
+    tables = []
+    for name_of_table, figures in _FIGURES.items():
+        heading = "median" if name_of_table == THROUGHPUT else "median, ms"
+        table = Table(name_of_table, [Column("figure", "figure"), Column("value", heading)])
+        for key, label in figures.items():
+            table.add(figure=label, value=median([one[key] for one in each]))
+        tables.append(table)
     streams = [stream for one in rounds for stream in one.streams]
     early = sum(stream.num_tokens != load.output_tokens for stream in streams)
     notes = [
@@ -54,13 +60,13 @@ def bench_serve(target: Target, name: str, load: ServeLoad) -> Report:
     ]
     if early:
         notes.append(f"{early} of {len(streams)} requests did not make {load.output_tokens} tokens")
-    samples = {key: [one[key] for one in each] for key in _FIGURES}
+    samples = {key: [one[key] for one in each] for key in each[0]}
     samples |= {"first_s": [stream.first_s for stream in streams], "gaps_s": gaps_of(streams)}
     return Report(
         f"airside bench serve: {name}",
         {"target": name, **asdict(load)},
-        [table],
-        [Chart(SERVED, "figure", "value")],
+        tables,
+        [Chart(LATENCY, "figure", "value")],
         samples,
         notes=notes,
     )
