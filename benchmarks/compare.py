@@ -80,7 +80,7 @@ def main() -> int:
     """Measures, prints, writes; 0 unless nothing could be measured."""
     arguments = parse()
     if arguments.plot:
-        check_can_plot()
+        check_can_plot(arguments.plot)
     models = arguments.peers / "models" / Path(arguments.model).name
     if not (models / "text" / "config.json").is_file():
         tell(f"writing the text part of {arguments.model} to {models / 'text'}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+THIS_PROCESS = "this process, LLM's front end"
+
 
 def peak_rss_bytes(pid: int) -> int:
     """The most memory that a process has had resident since its start. Raises RuntimeError when it is gone."""
@@ -20,9 +22,10 @@ def peak_rss_bytes(pid: int) -> int:
     raise RuntimeError(f"process {pid} is gone, or has no resident memory")
 
 
-def peaks_of_children() -> dict[str, int]:
-    """Of Airside's processes that this one has started, by module; those of one module are added up."""
-    return _added_up(psutil.Process().children(recursive=True))
+def peaks_here() -> dict[str, int]:
+    """Of this process, and of Airside's processes that it has started: by module, those of one added up."""
+    me = psutil.Process()
+    return {THIS_PROCESS: peak_rss_bytes(me.pid), **_added_up(me.children(recursive=True))}
 
 
 def peak_of_tree(pid: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from airside.cluster.bench.figures import Figure, Load, figures_of, limits_of, measure_round
 from airside.cluster.bench.machine import measure_limits_apart
-from airside.cluster.bench.memory import peaks_of_children
+from airside.cluster.bench.memory import peaks_here
 from airside.cluster.bench.progress import progress
 from airside.cluster.bench.prompts import Prompts, make_prompts
 from airside.cluster.bench.report import Chart, Column, Report, Table
@@ -76,7 +76,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
                     if following is not None:
                         advance(_step(number, load, following))
             controller_s = engine.llm.stats()["controller_step_s"]
-            memory = peaks_of_children()
+            memory = peaks_here()
         advance("the machine's limits again")
         limits = limits.best(measure_limits_apart(dtype, limit_seconds))
     reached = limits_of(load, config, DTYPE_BYTES[dtype], limits)

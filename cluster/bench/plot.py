@@ -8,24 +8,27 @@ from typing import Any
 
 from airside.cluster.bench.report import Chart, Report, Table
 
+_SUFFIXES = (".pdf", ".png", ".svg")
 _INCHES_WIDE = 8.0
 _INCHES_PER_BAR = 0.28
 _INCHES_AROUND = 1.4
 
 
 class PlotUnavailable(Exception):
-    """There is no matplotlib; the message says how to get it."""
+    """There is no matplotlib, or no such kind of file; the message says what to do."""
 
 
-def check_can_plot() -> None:
+def check_can_plot(path: Path) -> None:
     """Before anything is measured. Raises PlotUnavailable."""
+    if path.suffix not in _SUFFIXES:
+        raise PlotUnavailable(f"--plot draws files that end in .pdf, .png or .svg, not {path.name}")
     if importlib.util.find_spec("matplotlib") is None:
         raise PlotUnavailable('--plot needs matplotlib: pip install "airside[bench]", or leave --plot out')
 
 
 def plot(report: Report, path: Path) -> None:
     """Draws the report's charts, one below the other. Raises PlotUnavailable; ValueError when it has none."""
-    check_can_plot()
+    check_can_plot(path)
     if not report.charts:
         raise ValueError(f"{report.title} has nothing to draw")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

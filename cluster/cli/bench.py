@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure the speed of models, serve
 Model = Annotated[str, typer.Option(help='"demo", a folder, a .gguf file or a Hugging Face id.')]
 Quick = Annotated[bool, typer.Option("--quick", help="Small and once: does it run, not how fast.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write everything, every sample too, to this file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw to this file, .png or .svg; needs matplotlib.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw to this file, .png, .svg or .pdf; needs matplotlib.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the YAML file: engine.num_threads=1.")
 ]
@@ -200,7 +200,7 @@ def _check(plot: Path | None) -> None:
     if plot is not None:
         from airside.cluster.bench.plot import check_can_plot
 
-        check_can_plot()
+        check_can_plot(plot)
 
 
 def _present(report: Report, json: Path | None, picture: Path | None) -> None:

@@ -47,8 +47,9 @@ def test_offline(home: Home, model: Path) -> None:
     assert found["settings"]["options"] == {"num_threads": 1}
     assert {name: len(values) for name, values in found["samples"].items()} == dict.fromkeys(found["samples"], 1)
     memory = {row["process"]: row["mib"] for row in found["tables"]["Peak memory"]}
-    assert memory.keys() == {"airside.controller", "airside.workers", "together"}
-    assert memory["together"] == pytest.approx(memory["airside.controller"] + memory["airside.workers"])
+    assert memory.keys() > {"airside.controller", "airside.workers", "together"}
+    assert len(memory) == 4
+    assert memory["together"] == pytest.approx(sum(memory.values()) / 2)
     assert "| one request: decode |" in shown
 
 
@@ -90,6 +91,7 @@ def test_what_makes_no_sense_is_refused(home: Home) -> None:
         (["serve"], "one of --target, --url and --config"),
         (["offline", "--requests", "1,none"], "numbers from 1 on"),
         (["offline", "--set", "num_threads"], "must be like"),
+        (["step", "--plot", "a.doc"], "--plot draws files that end in .pdf, .png or .svg"),
         (["kernels", "--model", "no/such/thing"], "no such file or folder"),
     ]:
         done = home.airside("bench", *arguments)

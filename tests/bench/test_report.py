@@ -86,4 +86,4 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(plots.PlotUnavailable, match=r'pip install "airside\[bench\]"'):
-        plots.check_can_plot()
+        plots.check_can_plot(Path("a.png"))
