@@ -64,7 +64,7 @@ PEERS = [
     Peer(OURS, "run_airside.py", "text", has_environment=False, has_server=True),
     Peer("transformers", "run_transformers.py", "text", has_environment=False),
     Peer("llama.cpp", "run_llama_cpp.py", "{}.gguf", has_server=True),
-    Peer("openvino", "run_openvino.py", "openvino-{}"),
+    Peer("openvino", "run_openvino.py", "openvino-{}", has_server=True),
     Peer("vllm", "run_vllm.py", "text", has_server=True),
     Peer("ctranslate2", "run_ctranslate2.py", "ctranslate2-{}"),
 ]
