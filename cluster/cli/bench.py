@@ -51,7 +51,9 @@ def offline(
         prefill_tokens=prefill,
         rounds=rounds,
     )
-    _present(bench_offline(model, load, _llm_arguments(_values(settings)), _limit_seconds(quick)), json, plot)
+    with _settings_checked():
+        report = bench_offline(model, load, _llm_arguments(_values(settings)), _limit_seconds(quick))
+    _present(report, json, plot)
 
 
 @app.command()
@@ -129,7 +131,9 @@ def step(
         chunk_tokens=chunk,
         repeats=repeats,
     )
-    _present(bench.bench_step(model, load, _values(settings), _limit_seconds(quick)), json, plot)
+    with _settings_checked():
+        report = bench.bench_step(model, load, _values(settings), _limit_seconds(quick))
+    _present(report, json, plot)
 
 
 @app.command()
@@ -147,7 +151,9 @@ def kernels(
     from airside.cluster.bench import kernels as bench
 
     load = _given(bench.QUICK if quick else bench.KernelLoad(), rows=_counts("--rows", rows), context_tokens=context)
-    _present(bench.bench_kernels(model, load, _values(settings), _limit_seconds(quick)), json, plot)
+    with _settings_checked():
+        report = bench.bench_kernels(model, load, _values(settings), _limit_seconds(quick))
+    _present(report, json, plot)
 
 
 def _given(defaults: Any, **values: Any) -> Any:  # Any: one of the loads
@@ -194,6 +200,18 @@ def _llm_arguments(values: dict[str, dict[str, Any]]) -> dict[str, Any]:  # Any:
     if unknown:
         raise typer.BadParameter(f"LLM has no block {min(unknown)}; only model and engine", param_hint="--set")
     return {**values.get("model", {}), **values.get("engine", {})}
+
+
+@contextmanager
+def _settings_checked() -> Iterator[None]:
+    """Within, a setting that the configuration does not take is the user's to understand."""
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise typer.BadParameter("; ".join(problems), param_hint="--set") from error
 
 
 def _check(plot: Path | None) -> None:

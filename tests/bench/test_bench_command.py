@@ -92,6 +92,8 @@ def test_what_makes_no_sense_is_refused(home: Home) -> None:
         (["offline", "--requests", "1,none"], "numbers from 1 on"),
         (["offline", "--set", "num_threads"], "must be like"),
         (["step", "--plot", "a.doc"], "--plot draws files that end in .pdf, .png or .svg"),
+        (["kernels", "--set", "engine.num_thread=1"], "engine.num_thread: Extra inputs are not permitted"),
+        (["offline", "--set", "engine.block_size=none"], "engine.block_size: Input should be"),
         (["kernels", "--model", "no/such/thing"], "no such file or folder"),
     ]:
         done = home.airside("bench", *arguments)
