@@ -87,8 +87,8 @@ asan:  ## the same and the picture resizer, built with AddressSanitizer and UBSa
 	build/asan/simulator --seed $(SEED)
 	build/asan/pixels_check
 
-bench: dev  ## one table, side by side with transformers, and a JSON file
-	$(BIN)/python benchmarks/bench.py
+bench: dev  ## one table, Airside beside every engine that is installed, and a JSON file
+	$(BIN)/python benchmarks/compare.py
 
 bench-vision: dev  ## text beside pictures, and pictures per second by number of vision workers
 	$(BIN)/python benchmarks/vision.py

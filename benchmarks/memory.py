@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-from sides import peak_rss_bytes
 
+from airside.cluster.bench.memory import peak_rss_bytes
 from airside.cluster.client import Client, user_message
 from airside.cluster.demo_model.exhibits import exhibits
 from airside.cluster.sampling_params import SamplingParams

@@ -23,14 +23,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from bench import RESULTS, cpu_name, tell
 from picture_load import PictureLoad, jpeg, page
 from smolvlm import write_tiny_model
 from text_load import TextTimes, measure_texts
 
+from airside.cluster.bench.machine import cpu_name
 from airside.cluster.client import Client
 from airside.cluster.model_source import resolve
 
+RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
 CONFIG = Path(__file__).resolve().parent.parent / "cluster" / "local.yaml"
 AIRSIDE = (sys.executable, "-m", "airside.cluster.cli")
 PHOTO = (4000, 3000)  # as telephones take them
@@ -82,6 +83,11 @@ def main() -> int:
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
+
+
+def tell(line: str) -> None:
+    """Progress, beside the table and not in it."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def compare_texts(client: Client, size: Size) -> tuple[TextTimes, TextTimes, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airside.cluster.cli import bench
 from airside.cluster.cli import generate_options as options
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 scale_app = typer.Typer(no_args_is_help=True, help="Change the number of processes while serving.")
 app.add_typer(config_app, name="config")
 app.add_typer(scale_app, name="scale")
+app.add_typer(bench.app, name="bench")
 
 FAILURE = 1
 EXAMPLE = Path(__file__).parents[1] / "local.yaml"
@@ -248,10 +250,9 @@ def _load(file: Path, overrides: list[str] | None) -> Any:  # Any: pydantic is n
 
 
 def _states() -> Any:  # Any: psutil is not imported up here
-    from airside.cluster.environment import runtime_dir
-    from airside.cluster.runs.run_state import RunStates, choose_base
+    from airside.cluster.cli.server_states import server_states
 
-    return RunStates(choose_base(runtime_dir(), Path.home()))
+    return server_states()
 
 
 def _address(given: str | None) -> str:
