@@ -98,11 +98,14 @@ def main() -> int:
         load_model_config(models / "text"),
     )
     peers = choose(contest, arguments.only.split(",") if arguments.only else None)
-    with tempfile.TemporaryDirectory() as logs:
-        if "offline" in arguments.parts:
-            measure_engines(contest, peers, Path(logs))
-        if "served" in arguments.parts:
-            measure_servers(contest, [peer for peer in peers if peer.has_server], Path(logs))
+    try:
+        with tempfile.TemporaryDirectory() as logs:
+            if "offline" in arguments.parts:
+                measure_engines(contest, peers, Path(logs))
+            if "served" in arguments.parts:
+                measure_servers(contest, [peer for peer in peers if peer.has_server], Path(logs))
+    except KeyboardInterrupt:
+        tell("interrupted: the table has what was measured until now")
     report = make_report(contest, [peer.name for peer in peers])
     report.show(Console())
     path = RESULTS / f"compare-{time.strftime('%Y%m%d-%H%M%S')}.json"
@@ -157,7 +160,7 @@ def choose(contest: Contest, only: list[str] | None) -> list[Peer]:
 
 def turns(peers: list[Any], number: int) -> list[Any]:  # Any: peers, running or not
     """All of them, another first in each round."""
-    first = number % len(peers)
+    first = number % max(1, len(peers))
     return peers[first:] + peers[:first]
 
 
@@ -178,8 +181,12 @@ def measure_engines(contest: Contest, peers: list[Peer], logs: Path) -> None:
         for number in range(load.rounds):
             for engine in turns(running, number):
                 advance(f"round {number + 1} of {load.rounds}: {engine.name}")
-                for figure, value in measure_round(engine.generate, load, vocab_size, seed=number):
-                    contest.add(figure, engine.name, value)
+                try:
+                    for figure, value in measure_round(engine.generate, load, vocab_size, seed=number):
+                        contest.add(figure, engine.name, value)
+                except PeerFailed as error:
+                    tell(f"{engine.name} goes on no longer: {error}")
+                    running.remove(engine)
         for engine in running:
             contest.add(MEMORY, engine.name, engine.peak_rss_bytes() / 2**20)
 

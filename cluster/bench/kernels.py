@@ -194,6 +194,7 @@ def bench_kernels(model: str, load: KernelLoad, values: Mapping[str, Any], limit
                 operator=name,
                 rows=rows,
                 us=seconds * 1e6,
+                best_us=min(took) * 1e6,
                 gb_per_s=case.num_bytes / seconds / 1e9,
                 gflop_per_s=case.num_flop / seconds / 1e9 if case.num_flop else None,
                 # Of bytes that come from a cache, memory is no limit.
@@ -213,7 +214,8 @@ def bench_kernels(model: str, load: KernelLoad, values: Mapping[str, Any], limit
 _COLUMNS = [
     Column("operator", "operator"),
     Column("rows", "rows"),
-    Column("us", "µs"),
+    Column("us", "median µs"),
+    Column("best_us", "best µs"),
     Column("gb_per_s", "GB/s"),
     Column("gflop_per_s", "GFLOP/s"),
     Column("of_limit", "of the limit", 2),
