@@ -1,4 +1,4 @@
-"""What quantised weights cost in quality: the perplexity of one text for each of `engine.quantization`."""
+"""What quantised weights cost in quality: the perplexity of one text for each of `model.quantization`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
     kinds = ["none", "int8", *(["gguf"] if args.model.endswith(".gguf") else [])]
-    print("| engine.quantization | perplexity | to none | largest difference of a log-probability |\n|---|---|---|---|")
+    print("| model.quantization | perplexity | to none | largest difference of a log-probability |\n|---|---|---|---|")
     exact: list[float] = []
     for kind in kinds:
         found = log_probabilities(args.model, args.dtype, kind, args.text.read_text(encoding="utf-8"))

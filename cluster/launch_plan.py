@@ -245,7 +245,7 @@ class LaunchPlan:
                 num_threads=self._num_threads,
                 draft_method=engine.drafts.method,
                 max_draft_tokens=engine.drafts.max_tokens,
-                quantization=engine.quantization,
+                quantization=self.config.model.quantization,
                 embedding_cache_bytes=self.config.vision.cache.embeddings,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
@@ -339,17 +339,17 @@ def _check_blocks(config: Config, model: ModelConfig) -> None:
 
 
 def _check_quantization(config: Config, model_path: Path, device: str) -> None:
-    quantization = config.engine.quantization
+    quantization = config.model.quantization
     if quantization == "none":
         return
     if device != "cpu":
         raise LaunchError(
-            f"engine.quantization is {quantization}, but engine.device is {device}, which has no kernels for it; "
+            f"model.quantization is {quantization}, but engine.device is {device}, which has no kernels for it; "
             "set the one to none or the other to cpu"
         )
     if quantization == "gguf" and model_path.suffix != ".gguf":
         raise LaunchError(
-            f"engine.quantization is gguf, but {model_path} is not a .gguf file; set it to int8 or none, or "
+            f"model.quantization is gguf, but {model_path} is not a .gguf file; set it to int8 or none, or "
             "model.source to a .gguf file"
         )
 

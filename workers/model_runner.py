@@ -18,6 +18,7 @@ from airside.workers.kv_cache import LayerCache, allocate_kv_cache, count_kv_blo
 from airside.workers.logprobs import prompt_records
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.causal_model import CausalModel, Drafter
+from airside.workers.ops import Program
 from airside.workers.parallel import RankGroup
 from airside.workers.picture_sights import with_sights
 from airside.workers.pixels import PixelArena
@@ -98,6 +99,11 @@ class ModelRunner:
     def num_state_slots(self) -> int:
         """How many sequences' fixed-size state this rank holds; 0: the model has none."""
         return count_state_slots(self._config, self._settings)
+
+    @property
+    def program(self) -> Program | None:
+        """The operators of a step, for whoever measures them; None: steps are not recorded."""
+        return None if self._program is None else self._program.program
 
     def allocate(self, num_blocks: int) -> None:
         """Makes the KV cache and the states; what earlier ones held is lost."""

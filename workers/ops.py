@@ -45,10 +45,12 @@ class Program:
     """Recorded operators, to be computed for steps of any size."""
 
     def __init__(self, device_type: str, handle: int) -> None:
-        self._run = _library(device_type).run_program
+        library = _library(device_type)
+        self._library = library
         self._handle = handle
-        self.num_ops: int = _library(device_type).count_ops(handle)
-        weakref.finalize(self, _library(device_type).free_program, handle)
+        self.names: list[str] = [library.op_name(handle, op) for op in range(library.count_ops(handle))]
+        self._seconds: Tensor | None = None
+        weakref.finalize(self, library.free_program, handle)
 
     def run(self, num_tokens: int, num_seqs: int, num_wanted: int) -> None:
         """Computes all operators, each over the first rows of the tensors it was recorded with.
@@ -56,7 +58,19 @@ class Program:
         Raises:
             ValueError: the step is larger than those tensors.
         """
-        self._run(self._handle, num_tokens, num_seqs, num_wanted)
+        if self._seconds is None:
+            self._library.run_program(self._handle, num_tokens, num_seqs, num_wanted)
+        else:
+            self._library.time_program(self._handle, num_tokens, num_seqs, num_wanted, self._seconds)
+
+    def start_timing(self) -> Tensor:
+        """From now on, adds up the seconds of each operator, in the order of `names`, in what this returns."""
+        self._seconds = torch.zeros(len(self.names), dtype=torch.float64)
+        return self._seconds
+
+    def stop_timing(self) -> None:
+        """Runs are no longer timed."""
+        self._seconds = None
 
 
 class Recording:

@@ -60,7 +60,7 @@ class StepProgram:
     def __init__(
         self, program: ops.Program, batch: StepBatch, hidden: Tensor, final: Tensor, workspace: Workspace
     ) -> None:
-        self._program = program
+        self.program = program
         self._batch = batch
         self._hidden = hidden
         self._final = final
@@ -92,7 +92,7 @@ class StepProgram:
             log.info("steps are not recorded: %s", error)
             return None
         program = recording.program()
-        log.info("recorded ops=%d workspace_bytes=%d", program.num_ops, workspace.peak_bytes)
+        log.info("recorded ops=%d workspace_bytes=%d", len(program.names), workspace.peak_bytes)
         return StepProgram(program, batch, hidden, final, workspace)
 
     def fits(self, batch: StepBatch) -> bool:
@@ -110,7 +110,7 @@ class StepProgram:
         into.query_starts[: num_seqs + 1].copy_(batch.query_starts)
         into.context_lens[:num_seqs].copy_(batch.context_lens)
         into.wanted[:num_wanted].copy_(batch.wanted)
-        self._program.run(num_tokens, num_seqs, num_wanted)
+        self.program.run(num_tokens, num_seqs, num_wanted)
         return self._final[:num_wanted]
 
 

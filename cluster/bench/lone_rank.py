@@ -15,6 +15,7 @@ from airside.cluster.launch_plan import LaunchPlan, Machine, Run
 from airside.cluster.model_source import resolve
 from airside.proto.messages import StepPlan
 from airside.proto.settings import WorkerSettings
+from airside.workers import ops
 from airside.workers.load import load_runner
 from airside.workers.model_config import ModelConfig, load_model_config
 from airside.workers.model_runner import ModelRunner
@@ -64,6 +65,11 @@ class LoneRank:
         self._blocks_each = -(-seq_tokens // settings.block_size)
         self.runner.allocate(num_seqs * self._blocks_each)
         self._next_step_id = 0
+
+    @property
+    def program(self) -> ops.Program | None:
+        """The model's recorded step, if it could be recorded."""
+        return self.runner.program
 
     def step(self, num_rows: int, num_computed: int, num_new: int, first_seq: int = 0) -> float:
         """Executes a step of rows that are alike: each computes `num_new` tokens and samples one. Returns its seconds.

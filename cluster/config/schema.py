@@ -118,6 +118,11 @@ class ModelBlock(Block):
     dtype: AutoDtype = Field(
         default=None, description="of weights and activations; auto: as the checkpoint stores them"
     )
+    quantization: Literal["none", "int8", "gguf"] = Field(
+        default="none",
+        description="of the decoder's linear layers, on the CPU; none: weights in dtype; int8: 8-bit weights and "
+        "activations, made while loading; gguf: the blocks of the .gguf file as they are",
+    )
     max_model_len: AutoCount = Field(
         default=None, description="prompt and output tokens of one request; auto: all the model has"
     )
@@ -151,11 +156,6 @@ class EngineBlock(Block):
     tensor_parallel_size: Count = Field(default=1, description="worker ranks that split the model")
     num_threads: AutoCount = Field(
         default=None, description="threads of each rank; auto on the CPU: cores / ranks, else 1"
-    )
-    quantization: Literal["none", "int8", "gguf"] = Field(
-        default="none",
-        description="of the decoder's linear layers, on the CPU; none: weights in model.dtype; int8: 8-bit weights and "
-        "activations, made while loading; gguf: the blocks of the .gguf file as they are",
     )
     max_num_seqs: Count = Field(default=64, description="sequences computed in one step")
     max_num_batched_tokens: Count = Field(default=2048, description="tokens computed in one step")

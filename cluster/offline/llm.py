@@ -50,6 +50,7 @@ class LLM:
     Args:
         model: "demo", a checkpoint folder, a .gguf file or a Hugging Face id.
         dtype: "auto", "bfloat16", "float16" or "float32".
+        quantization: "none", "int8" or "gguf": the YAML file's `model.quantization`.
         max_model_len: the longest prompt plus output; None: all the model has.
         vision_workers: image preprocessing processes; ignored for text models.
         media: keys of the YAML file's `vision.media` block, for pictures that are named by URL.
@@ -65,12 +66,19 @@ class LLM:
         model: str = "demo",
         *,
         dtype: str = "auto",
+        quantization: str = "none",
         max_model_len: int | None = None,
         vision_workers: int = 1,
         media: dict[str, Any] | None = None,
         **engine: Any,  # Any: checked by the configuration's model
     ) -> None:
-        config = _offline_config(model, dtype, max_model_len, vision_workers, media or {}, engine)
+        model_block = {
+            "source": model,
+            "dtype": dtype,
+            "quantization": quantization,
+            "max_model_len": max_model_len or "auto",
+        }
+        config = _offline_config(model_block, vision_workers, media or {}, engine)
         path = resolve(config.model.source, print)
         model_config = load_model_config(path)
         with contextlib.ExitStack() as opened:
@@ -231,18 +239,15 @@ def _check_one_each(name: str, values: Sequence[object], prompts: Sequence[objec
 
 
 def _offline_config(
-    model: str,
-    dtype: str,
-    max_model_len: int | None,
+    model: dict[str, Any],
     vision_workers: int,
     media: dict[str, Any],
     engine: dict[str, Any],
 ) -> Config:
-    model_block = {"source": model, "dtype": dtype, "max_model_len": max_model_len or "auto"}
     limits = {"max_queued_requests": 2**30, "max_queued_tokens": 2**40, **engine.get("limits", {})}
     return Config.model_validate(
         {
-            "model": model_block,
+            "model": model,
             "engine": {**engine, "limits": limits},
             "vision": {
                 "autoscaling_config": {"min_replicas": vision_workers, "max_replicas": max(1, vision_workers)},

@@ -64,7 +64,7 @@ def test_step(home: Home, model: Path) -> None:
     assert all(0 < row["best_ms"] <= row["ms"] for row in steps)
     shares = found["tables"]["Where the time goes"]
     names = {row["operation"] for row in shares}
-    assert names >= {"airside::paged_attention", "airside::rms_norm", "between operations"}
+    assert names >= {"airside::paged_attention", "airside::linear", "between operations"}
     for step in ("1 x 1", "3 x 1", "1 x 32"):
         assert sum(row["share"] for row in shares if row["step"] == step) == pytest.approx(1, abs=0.05)
 

@@ -259,13 +259,13 @@ def test_the_port_between_nodes_is_the_controllers_alone_also_while_there_is_non
 
 
 def test_quantised_weights_are_for_the_cpu_and_blocks_for_gguf_files() -> None:
-    (rank,) = plan({"engine": {"quantization": "int8"}}).workers(group=0)
+    (rank,) = plan({"model": {"quantization": "int8"}}).workers(group=0)
     assert (rank.quantization, plan().workers(group=0)[0].quantization) == ("int8", "none")
     gpu = Machine(node="here", num_cores=2, num_gpus=1, has_cuda_kernels=True)
-    with pytest.raises(LaunchError, match=r"^engine.quantization is int8, but engine.device is cuda.* none .* cpu"):
-        plan({"engine": {"quantization": "int8"}}, machine=gpu)
-    with pytest.raises(LaunchError, match=r"^engine.quantization is gguf, but /models/m is not a .gguf file; set it"):
-        plan({"engine": {"quantization": "gguf"}})
-    blocks = Config(engine={"quantization": "gguf"})
+    with pytest.raises(LaunchError, match=r"^model.quantization is int8, but engine.device is cuda.* none .* cpu"):
+        plan({"model": {"quantization": "int8"}}, machine=gpu)
+    with pytest.raises(LaunchError, match=r"^model.quantization is gguf, but /models/m is not a .gguf file; set it"):
+        plan({"model": {"quantization": "gguf"}})
+    blocks = Config(model={"quantization": "gguf"})
     (rank,) = LaunchPlan(blocks, model(), Path("/models/m.gguf"), RUN, LAPTOP, port=50051).workers(group=0)
     assert rank.quantization == "gguf"

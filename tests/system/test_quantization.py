@@ -26,5 +26,5 @@ def test_int8_gives_the_same_alone_and_among_others(tmp_path: Path) -> None:
 
 
 def test_blocks_are_refused_without_a_gguf_file(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"engine\.quantization is gguf, but .* is not a \.gguf file"):
+    with pytest.raises(LaunchError, match=r"model\.quantization is gguf, but .* is not a \.gguf file"):
         LLM(str(make_llama(tmp_path / "llama")), quantization="gguf")

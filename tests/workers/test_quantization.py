@@ -111,7 +111,7 @@ def test_parts_of_a_matrix(llama_path: Path, tmp_path: Path, name: str, columns:
 
 
 def test_blocks_need_a_gguf_file(llama_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is not a .gguf file; set engine.quantization to int8 or none"):
+    with pytest.raises(CheckpointError, match=r"is not a .gguf file; set model.quantization to int8 or none"):
         open_weights(llama_path, torch.float32, CPU, "gguf")
 
 

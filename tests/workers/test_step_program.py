@@ -100,7 +100,7 @@ def test_a_step_that_is_too_large_is_refused(llama_path: Path) -> None:
     runner = lone_runner(llama_path, NUM_BLOCKS, max_num_batched_tokens=32)
     assert runner._program is not None
     with pytest.raises(ValueError, match="33 tokens"):
-        runner._program._program.run(33, 1, 1)
+        runner._program.program.run(33, 1, 1)
 
 
 def test_the_layers_share_their_memory(tmp_path: Path) -> None:

@@ -24,5 +24,5 @@ def open_weights(path: Path, dtype: torch.dtype, device: torch.device, quantizat
     if path.suffix == ".gguf" and path.is_file():
         return GgufFile(path, dtype, device, weight_format, keeps_blocks=quantization == "gguf")
     if quantization == "gguf":
-        raise CheckpointError(f"{path} is not a .gguf file; set engine.quantization to int8 or none")
+        raise CheckpointError(f"{path} is not a .gguf file; set model.quantization to int8 or none")
     return SafetensorsFiles(path, dtype, device, weight_format)

@@ -30,7 +30,7 @@ void norm(const char* op, TensorView x, int64_t group, const TensorView* residua
   const int64_t hidden = weight.size(0);
   if (residual != nullptr) expect({op, "residual"}, *residual, x.dtype(), {x.size(0), hidden});
   expect({op, "weight"}, weight, x.dtype(), {hidden});
-  submit(kernels().rms_norm, dtype,
+  submit(op, kernels().rms_norm, dtype,
          {.x = data(x),
           .residual = residual == nullptr ? nullptr : data(*residual),
           .weight = data(weight),
@@ -90,7 +90,7 @@ void rotary_embedding_bound(TensorView q, TensorView k, TensorView positions, Te
   expect({op, "cos"}, cos, kFloat32, {cos.size(0), head_dim / 2});
   expect({op, "sin"}, sin, kFloat32, {cos.size(0), head_dim / 2});
   expect_values({op, "a position"}, data<const int32_t>(positions), num_tokens, cos.size(0));
-  submit(kernels().rotary_embedding, dtype,
+  submit(op, kernels().rotary_embedding, dtype,
          {.q = data(q),
           .k = data(k),
           .positions = data<const int32_t>(positions),
@@ -122,7 +122,7 @@ void kv_cache_write_bound(TensorView k, TensorView v, TensorView k_cache, Tensor
   expect({op, "v_cache"}, v_cache, k.dtype(), {num_blocks, num_kv_heads, block_size, head_dim});
   expect({op, "slots"}, slots, kInt64, {num_tokens});
   expect_values({op, "a slot"}, data<const int64_t>(slots), num_tokens, num_blocks * block_size);
-  submit(kv_cache_write, dtype,
+  submit(op, kv_cache_write, dtype,
          {.k = data(k),
           .v = data(v),
           .k_cache = data(k_cache),
@@ -208,7 +208,7 @@ void paged_attention_bound(TensorView q, TensorView k_cache, TensorView v_cache,
                             .window = window,
                             .scale = static_cast<float>(scale)};
   if (recording() != nullptr) {
-    return submit(paged_attention, dtype, args, &PagedAttention::num_seqs,
+    return submit(op, paged_attention, dtype, args, &PagedAttention::num_seqs,
                   {&StepSize::num_seqs, 1});
   }
   check_sequences(args, num_tokens, num_blocks, block_tables.size(1));
@@ -223,7 +223,7 @@ void gated_act(const char* op, void (*act)(DType, const GatedAct&), TensorView g
   const DType dtype = activation_dtype({op, "gate_up"}, gate_up);
   expect({op, "gate_up"}, gate_up, gate_up.dtype(), {rows, 2 * width}, Layout::kRows);
   expect({op, "out"}, out, gate_up.dtype(), {rows, width});
-  submit(act, dtype,
+  submit(op, act, dtype,
          {.gate_up = data(gate_up),
           .out = data(out),
           .num_rows = rows,
@@ -248,7 +248,7 @@ void gather_rows_bound(TensorView x, TensorView rows, TensorView out) {
   expect({op, "rows"}, rows, kInt64, {count});
   expect({op, "out"}, out, x.dtype(), {count, x.size(1)});
   expect_values({op, "a row"}, data<const int64_t>(rows), count, x.size(0));
-  submit(gather_rows, dtype,
+  submit(op, gather_rows, dtype,
          {.x = data(x),
           .rows = data<const int64_t>(rows),
           .out = data(out),

@@ -11,6 +11,7 @@
 namespace airside::cpu {
 
 inline constexpr DLDataType kFloat32{kDLFloat, 32, 1};
+inline constexpr DLDataType kFloat64{kDLFloat, 64, 1};
 inline constexpr DLDataType kInt32{kDLInt, 32, 1};
 inline constexpr DLDataType kUInt8{kDLUInt, 8, 1};
 inline constexpr DLDataType kInt64{kDLInt, 64, 1};

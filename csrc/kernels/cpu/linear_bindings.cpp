@@ -117,7 +117,7 @@ void linear_bound(TensorView x, TensorView weight, const std::string& format, in
   expect_panels({op, "weight"}, weight, format_of(op, format), out_features, in_features);
   if (bias) expect({op, "bias"}, *bias, x.dtype(), {out_features});
   expect({op, "out"}, out, x.dtype(), {num_rows, out_features});
-  submit(linear, dtype,
+  submit(op, linear, dtype,
          {.x = data(x),
           .weight = data(weight),
           .bias = bias ? data(*bias) : nullptr,

@@ -1,5 +1,6 @@
 #include "kernels/cpu/program.h"
 
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -8,14 +9,15 @@
 namespace airside::cpu {
 namespace {
 
-struct Run {
-  const std::vector<std::function<void(const StepSize&)>>& ops;
-  const StepSize& size;
-};
+double seconds_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
 
-void run_all(const void* context) {
-  const auto& [ops, size] = *static_cast<const Run*>(context);
-  for (const auto& op : ops) op(size);
+// Calls body() as the leader of a team.
+template <typename Body>
+void lead(const Body& body) {
+  lead_team([](const void* context) { (*static_cast<const Body*>(context))(); }, &body);
 }
 
 }  // namespace
@@ -35,8 +37,19 @@ bool Program::fits(const StepSize& size) const {
 }
 
 void Program::run(const StepSize& size) const {
-  const Run run{ops_, size};
-  lead_team(run_all, &run);
+  lead([&] {
+    for (const Op& op : ops_) op.run(size);
+  });
+}
+
+void Program::run_timed(const StepSize& size, double* seconds) const {
+  lead([&] {
+    for (const Op& op : ops_) {
+      const double started = seconds_now();
+      op.run(size);
+      *seconds++ += seconds_now() - started;
+    }
+  });
 }
 
 std::unique_ptr<Program>& recording() {

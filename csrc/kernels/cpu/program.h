@@ -39,7 +39,10 @@ class Program {
   // Throws std::invalid_argument for a number of rows that is neither.
   RowCount count_of(int64_t num_rows) const;
 
-  void add(std::function<void(const StepSize&)> op) { ops_.push_back(std::move(op)); }
+  // `name`: the operator's, with static lifetime.
+  void add(const char* name, std::function<void(const StepSize&)> run) {
+    ops_.push_back({name, std::move(run)});
+  }
 
   bool fits(const StepSize& size) const;
 
@@ -47,21 +50,32 @@ class Program {
   // do.
   void run(const StepSize& size) const;
 
+  // The same, and adds to seconds[i] how long operator i took.
+  void run_timed(const StepSize& size, double* seconds) const;
+
+  const char* name(int64_t op) const { return ops_[op].name; }
+
   int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
 
  private:
   StepSize largest_;
-  std::vector<std::function<void(const StepSize&)>> ops_;
+  struct Op {
+    const char* name;
+    std::function<void(const StepSize&)> run;
+  };
+
+  std::vector<Op> ops_;
 };
 
 // The program that this thread records, or null.
 std::unique_ptr<Program>& recording();
 
-// Computes now, or notes down for later. `rows`: the member of Args that counts rows.
+// Computes now, or notes down for later. `op`: the operator's name, with static lifetime; `rows`:
+// the member of Args that counts rows.
 template <typename Args>
-void submit(void (*kernel)(DType, const Args&), DType dtype, const Args& args, int64_t Args::* rows,
-            RowCount count) {
-  recording()->add([=](const StepSize& size) {
+void submit(const char* op, void (*kernel)(DType, const Args&), DType dtype, const Args& args,
+            int64_t Args::* rows, RowCount count) {
+  recording()->add(op, [=](const StepSize& size) {
     Args now = args;
     now.*rows = count.in(size);
     kernel(dtype, now);
@@ -69,10 +83,10 @@ void submit(void (*kernel)(DType, const Args&), DType dtype, const Args& args, i
 }
 
 template <typename Args>
-void submit(void (*kernel)(DType, const Args&), DType dtype, const Args& args,
+void submit(const char* op, void (*kernel)(DType, const Args&), DType dtype, const Args& args,
             int64_t Args::* rows) {
   if (recording() == nullptr) return kernel(dtype, args);
-  submit(kernel, dtype, args, rows, recording()->count_of(args.*rows));
+  submit(op, kernel, dtype, args, rows, recording()->count_of(args.*rows));
 }
 
 }  // namespace airside::cpu

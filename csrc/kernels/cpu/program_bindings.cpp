@@ -3,11 +3,15 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <memory>
+#include <string>
 
+#include "kernels/cpu/check.h"
 #include "kernels/cpu/program.h"
 
 namespace airside::cpu {
 namespace {
+
+using tvm::ffi::TensorView;
 
 void begin_recording(int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
   if (num_tokens < 1 || num_seqs < 1 || num_wanted <= num_tokens) {
@@ -25,15 +29,34 @@ int64_t end_recording() {
   return reinterpret_cast<int64_t>(recording().release());
 }
 
-void run_program(int64_t program, int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
-  const auto& recorded = *reinterpret_cast<const Program*>(program);
-  const StepSize size{num_tokens, num_seqs, num_wanted};
-  if (!recorded.fits(size)) {
-    TVM_FFI_THROW(ValueError) << "a step of " << num_tokens << " tokens of " << num_seqs
-                              << " sequences, " << num_wanted
+// The program, for a step that fits it.
+const Program& program_for(int64_t handle, const StepSize& size) {
+  const auto& program = *reinterpret_cast<const Program*>(handle);
+  if (!program.fits(size)) {
+    TVM_FFI_THROW(ValueError) << "a step of " << size.num_tokens << " tokens of " << size.num_seqs
+                              << " sequences, " << size.num_wanted
                               << " of them wanted, is larger than the one recorded";
   }
-  recorded.run(size);
+  return program;
+}
+
+void run_program(int64_t program, int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
+  const StepSize size{num_tokens, num_seqs, num_wanted};
+  program_for(program, size).run(size);
+}
+
+void time_program(int64_t program, int64_t num_tokens, int64_t num_seqs, int64_t num_wanted,
+                  TensorView seconds) {
+  const StepSize size{num_tokens, num_seqs, num_wanted};
+  const Program& timed = program_for(program, size);
+  expect({"time_program", "seconds"}, seconds, kFloat64, {timed.num_ops()});
+  timed.run_timed(size, data<double>(seconds));
+}
+
+std::string op_name(int64_t program, int64_t op) {
+  const auto& named = *reinterpret_cast<const Program*>(program);
+  expect_in({"op_name", "op"}, op, 0, named.num_ops());
+  return named.name(op);
 }
 
 int64_t count_ops(int64_t program) { return reinterpret_cast<const Program*>(program)->num_ops(); }
@@ -46,6 +69,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(begin_recording, begin_recording);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(drop_recording, drop_recording);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(end_recording, end_recording);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_program, run_program);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(time_program, time_program);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(op_name, op_name);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_ops, count_ops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(free_program, free_program);
 

@@ -71,7 +71,7 @@ void all_reduce_sum_bound(TensorView x, int64_t handle, TensorView out) {
                           .out = data(out),
                           .num_rows = x.size(0),
                           .columns = x.size(1)};
-  translated([&] { submit(all_reduce_sum, dtype, args, &AllReduceSum::num_rows); });
+  translated([&] { submit(op, all_reduce_sum, dtype, args, &AllReduceSum::num_rows); });
 }
 
 void gather_columns_bound(TensorView part, int64_t handle, tvm::ffi::Optional<TensorView> out) {
