@@ -18,10 +18,12 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 import torch
 from airside import LLM, SamplingParams, _core
+from airside.cluster.bench import kernels, offline, serve, step
 from airside.cluster.cli import program
 from airside.cluster.demo_model.exhibits import exhibits
 from airside.proto import airside_pb2_grpc
 from airside.workers import ops
+from airside.workers.linear import make_linear
 
 root = Path(airside.__file__).parent
 assert str(root).startswith(sys.argv[1]), root
@@ -31,6 +33,7 @@ assert (root / "cluster" / "demo_model" / "assets" / "text_adapter.safetensors")
 assert (root / "cluster" / "local.yaml").is_file()
 assert (root / "proto" / "airside.proto").is_file()
 assert ops.silu_and_mul(torch.zeros(1, 4)).shape == (1, 2)
+assert make_linear(torch.ones(3, 2))(torch.ones(1, 2)).tolist() == [[2.0, 2.0, 2.0]]
 assert _core.EngineConfig is not None
 print(version("airside"))
 """

@@ -15,12 +15,10 @@ def prepare_torch(rendezvous: str) -> None:
     Args:
         rendezvous: where the ranks meet, as in WorkerSettings.
     """
-    # Waiting OpenMP threads spin, by default for milliseconds. On cores that are shared with the other processes, the
-    # thread that has work then waits for those that have none: a decode step took several times as long. So short a
-    # spin costs a few per cent on idle cores, where not spinning at all costs half as much again.
+    # OpenMP threads that wait between two steps spin, by default for milliseconds, and take cores that other processes
+    # want. Within a step they wait in a loop of their own (csrc/kernels/cpu/team.cpp).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # oneDNN and torch each keep the code generated for up to 1024 products, which differ by the number of rows:
-    # hundreds of megabytes once batches of every size have been seen.
+    # oneDNN and torch each keep the code generated for up to 1024 shapes. Of ours, only vision towers go there.
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, str(_PRODUCTS_KEPT))
     # The threads that compute masks follow a grammar's nesting as deeply as the gateway's child could, and further.

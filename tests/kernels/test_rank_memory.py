@@ -34,9 +34,11 @@ def handles(num_ranks: int, patience_s: float = 60.0) -> Iterator[list[int]]:
         opened = [ops.open_rank_memory(fd, rank, processes, patience_s) for rank in range(num_ranks)]
     finally:
         os.close(fd)
-    yield opened
-    for handle in opened:
-        ops.close_rank_memory(handle)
+    try:
+        yield opened
+    finally:
+        for handle in opened:
+            ops.close_rank_memory(handle)
 
 
 def on_all(opened: list[int], act: Callable[[int, int], T]) -> list[T]:
@@ -139,12 +141,12 @@ def test_thousands_of_rounds_of_all_kinds_back_to_back(num_ranks: int) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with handles(3, patience_s=0.1) as opened:
+    with handles(3, patience_s=2.0) as opened:
 
         def act(rank: int, handle: int) -> str:
             if rank == 1:
                 return ""
-            with pytest.raises(RuntimeError, match=r"rank 1 has not answered rank \d for 0\.1 s") as caught:
+            with pytest.raises(RuntimeError, match=r"rank 1 has not answered rank \d for 2 s") as caught:
                 ops.all_reduce_sum(torch.ones(1, 1), handle)
             return str(caught.value)
 
@@ -167,7 +169,7 @@ def test_a_rank_that_has_left_is_named_without_delay() -> None:
 def test_a_process_has_a_start_time_while_it_runs() -> None:
     pid = os.getpid()
     assert ops.process_start_time(pid) > 0
-    assert ops.process_start_time(1) != ops.process_start_time(pid)
+    assert 0 < ops.process_start_time(os.getppid()) <= ops.process_start_time(pid)
     assert ops.process_start_time(2**30) == 0
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)

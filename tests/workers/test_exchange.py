@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -186,17 +187,18 @@ def test_a_killed_rank_ends_the_waiting_of_all_others(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs_is_waited_for_no_longer_than_agreed(tmp_path: Path) -> None:
-    with ranks(2, f"file://{tmp_path}/rendezvous", sum_until_one_falls, signal.SIGSTOP, patience_s=5.0) as started:
-        with pytest.raises(RuntimeError, match="rank 1 has not answered rank 0 for 5 s"):
+    with ranks(2, f"file://{tmp_path}/rendezvous", sum_until_one_falls, signal.SIGSTOP, patience_s=15.0) as started:
+        with pytest.raises(RuntimeError, match="rank 1 has not answered rank 0 for 15 s"):
             raise started.answer(0)
         assert started.processes[1].is_alive()
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     def open_files() -> int:
+        gc.collect()  # what earlier failures hold on to
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = open_files()
     with pytest.raises(RuntimeError, match="rank 1 has not come to where the ranks meet"):
         meet(0, 2, f"file://{tmp_path}/rendezvous", CPU, timedelta(seconds=0.3))
-    assert open_files() == before
+    assert open_files() <= before

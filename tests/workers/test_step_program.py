@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from airside.proto.messages import StepPlan
 from airside.workers.model_runner import ModelRunner
-from airside.workers.step_batch import build_step_batch, read_rows
+from airside.workers.step_batch import StepBatch, build_step_batch, read_rows
 from airside.workers.step_program import StepProgram
 from tests.checkpoints import (
     make_gemma3_text,
@@ -42,6 +44,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
+
+
+def first_steps(num_seqs: int) -> tuple[StepPlan, StepBatch]:
+    """A step of prompts of 7, 8, ... tokens from their beginning, whose last tokens are wanted."""
+    blocks = scattered_blocks(num_seqs, 8)
+    tracks = [Track(i, list(range(50 + i, 57 + 2 * i)), table) for i, table in enumerate(blocks)]
+    plan = plan_step(0, tracks, [len(track.tokens) for track in tracks])
+    return plan, build_step_batch(plan, read_rows(plan), BLOCK_SIZE, NUM_BLOCKS, torch.device("cpu"))
 
 
 def final_states(runner: ModelRunner, program: StepProgram | None) -> list[torch.Tensor]:
@@ -79,6 +89,34 @@ def test_bits_are_those_of_forward(tmp_path: Path, family: str, dtype: str) -> N
     assert not any(states.isnan().any() for states in recorded)
 
 
+@pytest.mark.parametrize("threads", [5], indirect=True)
+@pytest.mark.usefixtures("threads")
+def test_helpers_take_the_right_tasks_however_they_are_interrupted(llama_path: Path) -> None:
+    """More threads than cores, so that they lose theirs in the middle of a task, or between two operators."""
+    runner = lone_runner(llama_path, NUM_BLOCKS)
+    _, batch = first_steps(8)
+    with torch.inference_mode():
+        hidden = runner._model.embed(batch.token_ids)
+        expected = runner._forward(hidden, batch).clone()
+        assert all(torch.equal(runner._forward(hidden, batch), expected) for _ in range(300))
+
+
+def test_operators_have_names_and_times(llama_path: Path) -> None:
+    runner = lone_runner(llama_path, NUM_BLOCKS)
+    program = runner.program
+    assert program is not None
+    layer = ["linear", "rotary_embedding", "kv_cache_write", "paged_attention", "linear", "add_rms_norm"]
+    assert program.names[: 1 + len(layer)] == ["rms_norm", *layer]
+    seconds = program.start_timing()
+    plan, _ = first_steps(3)
+    runner.execute(plan)
+    assert (seconds > 0).all()
+    program.stop_timing()
+    timed = seconds.clone()
+    runner.execute(dataclasses.replace(plan, step_id=1))
+    assert torch.equal(seconds, timed)
+
+
 def test_states_of_other_kinds_are_not_recorded(tmp_path: Path) -> None:
     assert lone_runner(make_lfm2(tmp_path), NUM_BLOCKS)._program is None
 
@@ -105,9 +143,11 @@ def test_a_step_that_is_too_large_is_refused(llama_path: Path) -> None:
 
 def test_the_layers_share_their_memory(tmp_path: Path) -> None:
     """A tensor's place is used again when it is gone, so that twice as many layers take no more."""
-    peaks = [
-        lone_runner(make_llama(tmp_path / str(num_layers), num_hidden_layers=num_layers), NUM_BLOCKS)
-        for num_layers in (2, 6)
-    ]
-    sizes = {runner._program.workspace_bytes for runner in peaks if runner._program is not None}
-    assert len(sizes) == 1
+
+    def workspace_bytes(num_layers: int) -> int:
+        path = make_llama(tmp_path / str(num_layers), num_hidden_layers=num_layers)
+        recorded = lone_runner(path, NUM_BLOCKS)._program
+        assert recorded is not None
+        return recorded.workspace_bytes
+
+    assert workspace_bytes(2) == workspace_bytes(6)
