@@ -110,5 +110,7 @@ def _open(ranks: Sequence[_Rank], rank: int, patience: timedelta) -> int | None:
     try:
         processes = torch.tensor([[peer.pid, peer.start_time] for peer in ranks])
         return ops.open_rank_memory(fd, rank, processes, patience.total_seconds())
+    except RuntimeError:  # it cannot be mapped
+        return None
     finally:
         os.close(fd)

@@ -46,7 +46,10 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:  # Any: whatever torch's operators take and return
         kwargs = kwargs or {}
         if func.is_view:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            if _shares_memory(args[0], made):
+                return made
+            raise NotRecordableError(f"forward copies by {func}")
         if func is torch.ops.aten.empty_like.default:
             return self._workspace.empty(tuple(args[0].shape), args[0].dtype)
         if func is torch.ops.aten.empty.memory_format:
@@ -54,13 +57,26 @@ class _Recorder(TorchDispatchMode):
         raise NotRecordableError(f"forward calls {func}")
 
 
+def _shares_memory(base: Tensor, made: Tensor | Sequence[Tensor]) -> bool:
+    """Whether an operator that may make views has made some: `reshape`, for one, copies where it must."""
+    views = [made] if isinstance(made, Tensor) else made
+    return all(view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() for view in views)
+
+
 class StepProgram:
     """The recorded `forward` of a model on its cache."""
 
     def __init__(
-        self, program: ops.Program, batch: StepBatch, hidden: Tensor, final: Tensor, workspace: Workspace
+        self,
+        program: ops.Program,
+        batch: StepBatch,
+        hidden: Tensor,
+        final: Tensor,
+        workspace: Workspace,
+        max_positions: int,
     ) -> None:
         self.program = program
+        self._max_positions = max_positions
         self._batch = batch
         self._hidden = hidden
         self._final = final
@@ -80,20 +96,20 @@ class StepProgram:
         ):
             return None
         batch = _largest_batch(settings)
-        hidden = torch.zeros((settings.max_num_batched_tokens, config.hidden_size), dtype=dtype)
-        workspace = Workspace(_WORKSPACE_BYTES)
+        hidden = torch.zeros((len(batch.positions), config.hidden_size), dtype=dtype)
         try:
+            workspace = Workspace(_WORKSPACE_BYTES)
             with (
                 ops.Recording(len(batch.positions), len(batch.context_lens), len(batch.wanted)) as recording,
                 _Recorder(workspace),
             ):
                 final = model.forward(hidden, batch, cache)
-        except NotRecordableError as error:
+        except (NotRecordableError, MemoryError) as error:
             log.info("steps are not recorded: %s", error)
             return None
         program = recording.program()
         log.info("recorded ops=%d workspace_bytes=%d", len(program.names), workspace.peak_bytes)
-        return StepProgram(program, batch, hidden, final, workspace)
+        return StepProgram(program, batch, hidden, final, workspace, settings.max_model_len)
 
     def fits(self, batch: StepBatch) -> bool:
         """Whether the step is one of those recorded: causal, with positions on one axis."""
@@ -102,6 +118,8 @@ class StepProgram:
     def run(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """As `CausalModel.forward`; the result lasts until the next call."""
         num_tokens, num_seqs, num_wanted = len(hidden), len(batch.context_lens), len(batch.wanted)
+        positions = batch.positions.numpy()  # the one thing that `build_step_batch` cannot check, and operators do not
+        assert 0 <= positions.min() <= positions.max() < self._max_positions, "a position is not in the rotary table"
         into = self._batch
         self._hidden[:num_tokens].copy_(hidden)
         into.positions[:num_tokens].copy_(batch.positions)
@@ -120,7 +138,7 @@ _NO_ROWS = Rows(np.empty(0, np.uint64), _NOTHING, _NOTHING, _NOTHING, _NOTHING, 
 
 def _largest_batch(settings: WorkerSettings) -> StepBatch:
     """As many tokens, sequences and blocks as a step may have, and one wanted row more (see program.h)."""
-    tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
+    tokens, seqs = max(2, settings.max_num_batched_tokens), settings.max_num_seqs
     blocks = -(-settings.max_model_len // settings.block_size)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

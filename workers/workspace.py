@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 import weakref
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 64
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # the range counts as used where it is touched
 
 
 class Workspace:
@@ -20,11 +23,16 @@ class Workspace:
 
     Args:
         num_bytes: the most that can be in use at a time. Pages that no tensor reaches are never touched.
+    Raises:
+        MemoryError: there is no so large a range of addresses.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._buffer: NDArray[np.uint8] = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-        self._origin = -self._buffer.ctypes.data % _ALIGNMENT
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        except OSError as error:
+            raise MemoryError(f"a workspace of {num_bytes} bytes cannot be had: {error}") from error
+        self._buffer: NDArray[np.uint8] = np.frombuffer(pages, np.uint8)
         self._end = num_bytes
         self._taken: dict[int, int] = {}  # begin -> end
         self.peak_bytes = 0
@@ -33,7 +41,7 @@ class Workspace:
         """An uninitialised contiguous tensor. Raises MemoryError when there is no room."""
         size = math.prod(shape) * dtype.itemsize
         begin = self._find(-(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT)
-        place = self._buffer[self._origin + begin : self._origin + begin + size]
+        place = self._buffer[begin : begin + size]
         weakref.finalize(place, self._taken.pop, begin, None)  # the tensor's storage holds the array
         return torch.from_numpy(place).view(dtype).view(shape)
 

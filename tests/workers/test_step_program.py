@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.checkpoints import (
     make_qwen2,
     make_qwen3,
 )
-from tests.workers.step_plans import BLOCK_SIZE, Track, lone_runner, plan_step, scattered_blocks
+from tests.workers.step_plans import BLOCK_SIZE, Track, lone_runner, plan_step, run_tracks, scattered_blocks
 
 RECORDED: dict[str, Callable[..., Path]] = {
     "llama": make_llama,
@@ -132,6 +133,43 @@ def test_another_operator_than_ours_is_not_recorded(
     runner.allocate(NUM_BLOCKS)
     assert runner._program is None
     assert "aten.mul" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "copying", [lambda x: x.float().to(x.dtype), lambda x: x[:, :4].reshape(-1, 8)], ids=["to", "reshape"]
+)
+def test_what_only_looks_like_a_view_is_not_recorded(
+    llama_path: Path, monkeypatch: pytest.MonkeyPatch, copying: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    runner = lone_runner(llama_path, NUM_BLOCKS, dtype="bfloat16")
+    forward = runner._model.forward
+
+    def copies_on_the_way(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        copying(hidden)
+        return forward(hidden, *rest)
+
+    monkeypatch.setattr(runner._model, "forward", copies_on_the_way, raising=False)
+    runner.allocate(NUM_BLOCKS)
+    assert runner._program is None
+
+
+def test_steps_of_one_token_are_recorded(tmp_path: Path) -> None:
+    """Two heads of one token are as many rows as one token more is: they are told apart all the same."""
+    path = make_qwen3(tmp_path, num_attention_heads=2, num_key_value_heads=2)
+    runner = lone_runner(path, NUM_BLOCKS, max_num_batched_tokens=1)
+    tokens = list(range(60, 70))
+    alone = run_tracks(runner.execute, [Track(0, list(tokens), list(range(8)))], 1, 6)
+    roomy = lone_runner(path, NUM_BLOCKS)
+    assert alone == run_tracks(roomy.execute, [Track(0, list(tokens), list(range(8)))], 10, 6)
+
+
+def test_a_position_beyond_the_rotary_table_is_refused(llama_path: Path) -> None:
+    runner = lone_runner(llama_path, NUM_BLOCKS)
+    assert runner._program is not None
+    _, batch = first_steps(1)
+    beyond = dataclasses.replace(batch, positions=batch.positions + 506)
+    with pytest.raises(AssertionError, match="rotary table"), torch.inference_mode():
+        runner._program.run(runner._model.embed(batch.token_ids), beyond)
 
 
 def test_a_step_that_is_too_large_is_refused(llama_path: Path) -> None:

@@ -243,8 +243,10 @@ void gelu_tanh_and_mul_bound(TensorView gate_up, TensorView out) {
 void gather_rows_bound(TensorView x, TensorView rows, TensorView out) {
   const char* op = "gather_rows";
   expect_rank({op, "x"}, x, 2);
+  expect_rank({op, "rows"}, rows, 1);
   const int64_t count = rows.size(0);
   const DType dtype = activation_dtype({op, "x"}, x);
+  expect({op, "x"}, x, x.dtype(), {x.size(0), x.size(1)}, Layout::kRows);
   expect({op, "rows"}, rows, kInt64, {count});
   expect({op, "out"}, out, x.dtype(), {count, x.size(1)});
   expect_values({op, "a row"}, data<const int64_t>(rows), count, x.size(0));

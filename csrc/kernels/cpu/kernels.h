@@ -78,10 +78,10 @@ struct PagedAttention {
   float scale;
 
   // The first position that the token at `position` sees.
-  int64_t first_seen(int64_t position) const {
+  [[gnu::always_inline]] int64_t first_seen(int64_t position) const {
     return window > 0 && position >= window ? position + 1 - window : 0;
   }
-  int64_t group() const { return num_heads / num_kv_heads; }
+  [[gnu::always_inline]] int64_t group() const { return num_heads / num_kv_heads; }
 };
 
 // Query rows (tokens times heads of a group) that share one pass over the keys; more only if a
@@ -102,7 +102,7 @@ struct AttentionTile {
   int64_t begin;  // positions that any of the tokens sees
   int64_t end;
 
-  int64_t num_key_tiles() const {
+  [[gnu::always_inline]] int64_t num_key_tiles() const {
     return (end + kAttentionKeyTile - 1) / kAttentionKeyTile - begin / kAttentionKeyTile;
   }
 };

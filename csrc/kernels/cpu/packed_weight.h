@@ -39,7 +39,7 @@ struct Linear {
   int64_t out_features;
   int64_t x_stride;
 
-  int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
+  [[gnu::always_inline]] int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
 };
 
 // What one thread computes of a product at a time.

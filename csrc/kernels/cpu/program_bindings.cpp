@@ -14,7 +14,7 @@ namespace {
 using tvm::ffi::TensorView;
 
 void begin_recording(int64_t num_tokens, int64_t num_seqs, int64_t num_wanted) {
-  if (num_tokens < 1 || num_seqs < 1 || num_wanted <= num_tokens) {
+  if (num_tokens < 1 || num_seqs < 1 || num_wanted <= num_tokens || num_wanted % num_tokens == 0) {
     TVM_FFI_THROW(ValueError) << "no step has " << num_tokens << " tokens of " << num_seqs
                               << " sequences, recorded with " << num_wanted << " wanted rows";
   }

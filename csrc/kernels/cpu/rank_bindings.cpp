@@ -48,6 +48,11 @@ int64_t rank_memory_open_bound(int64_t fd, int64_t rank, TensorView processes, d
 
 void rank_memory_close_bound(int64_t handle) { delete &memory_of(handle); }
 
+// Of what would really exchange what is not there yet.
+void expect_no_recording(const char* op) {
+  if (recording() != nullptr) TVM_FFI_THROW(RuntimeError) << op << " cannot be recorded";
+}
+
 struct AllReduceSum {
   RankMemory* memory;
   const void* x;  // [num_rows, columns]
@@ -76,6 +81,7 @@ void all_reduce_sum_bound(TensorView x, int64_t handle, TensorView out) {
 
 void gather_columns_bound(TensorView part, int64_t handle, tvm::ffi::Optional<TensorView> out) {
   const char* op = "gather_columns";
+  expect_no_recording(op);
   RankMemory& memory = memory_of(handle);
   expect_rank({op, "part"}, part, 2);
   const int64_t rows = part.size(0);
@@ -92,6 +98,7 @@ void gather_columns_bound(TensorView part, int64_t handle, tvm::ffi::Optional<Te
 }
 
 void broadcast_bound(TensorView tokens, int64_t handle) {
+  expect_no_recording("broadcast");
   expect_rank({"broadcast", "tokens"}, tokens, 1);
   expect({"broadcast", "tokens"}, tokens, kInt32, {tokens.size(0)});
   translated([&] { memory_of(handle).broadcast(data(tokens), tokens.numel() * 4); });

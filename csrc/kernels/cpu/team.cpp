@@ -1,6 +1,7 @@
 #include "kernels/cpu/team.h"
 
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,15 +22,20 @@ inline void pause() {
 #endif
 }
 
-// Spins until holds(); after some 50 microseconds, on a core that others want, they get it.
+// Spins until holds(). After some 50 microseconds, on a core that others want, they get it; after
+// some milliseconds, as when ranks wait for one another, it sleeps between two looks.
 template <typename Condition>
 void await(const Condition& holds) {
-  constexpr int kLooks = 4000;
+  constexpr int kSpins = 4000;
+  constexpr int kYields = 4000;
+  constexpr timespec kSleep{.tv_sec = 0, .tv_nsec = 50'000};
   for (int look = 0; !holds(); ++look) {
-    if (look < kLooks) {
+    if (look < kSpins) {
       pause();
-    } else {
+    } else if (look < kSpins + kYields) {
       sched_yield();
+    } else {
+      nanosleep(&kSleep, nullptr);
     }
   }
 }
@@ -78,7 +84,7 @@ class SharingTeam final : public Team {
   static bool has_task(uint64_t state) { return (state & kTaskMask) < state >> kTaskBits; }
 
   // Whether there was one.
-  bool take_one() {
+  bool take_one() noexcept {
     if (!has_task(state_.load(std::memory_order_relaxed))) return false;
     const uint64_t state = state_.fetch_add(1, std::memory_order_acq_rel);
     if (!has_task(state)) return false;

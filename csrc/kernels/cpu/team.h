@@ -5,8 +5,8 @@
 // The threads of one program run: a leader, which goes through the operators, and helpers, which
 // take part of an operator's work where they can.
 //
-// A leader waits for tasks that helpers have begun, and never for a helper: on a machine whose
-// cores others use too, one that has lost its core takes no part, and costs nothing.
+// A leader waits for tasks that helpers have begun, and not for a helper: on a machine whose cores
+// others use too, one that has lost its core takes no part. Only at the end are all waited for.
 namespace airside::cpu {
 
 class Team {
@@ -17,7 +17,7 @@ class Team {
   virtual int size() const = 0;
 
   // Calls task(context, i) for each i of [0, count), on this thread and on helpers; returns when
-  // all are done. The leader's; tasks may not share.
+  // all are done. The leader's; tasks may neither share nor throw.
   virtual void share(int64_t count, void (*task)(const void* context, int64_t i),
                      const void* context) = 0;
 };
