@@ -35,8 +35,8 @@ $(VENV)/.installed: $(VENV)/.requirements $(SOURCES) $(PACKAGE_FILES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing what tests and lint need"
-	@$(PIP) install --quiet --no-build-isolation -e ".[dev]"
+	@echo "Installing what tests and lint need, and what draws"
+	@$(PIP) install --quiet --no-build-isolation -e ".[dev,bench]"
 	@touch $@
 
 install: $(VENV)/.installed  ## Airside in .venv, editable

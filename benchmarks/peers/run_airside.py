@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import wire
 
 CONFIG = Path(__file__).resolve().parents[2] / "cluster" / "local.yaml"
+MODEL_KEYS = ("dtype", "quantization", "max_model_len")
+"""Arguments of `LLM` that are keys of the model block; the others are the engine's."""
 
 
 def is_installed() -> bool:
@@ -30,10 +33,11 @@ def serve_command(model: str, threads: int, port: int, options: dict[str, Any]) 
         "server.grpc.port": port,
         "server.metrics.port": 0,
         "engine.num_threads": threads,
-        "engine.enable_prefix_caching": "false",
-        **{f"{'model' if name in ('dtype', 'quantization') else 'engine'}.{name}": options[name] for name in options},
+        "engine.enable_prefix_caching": False,
+        **{f"{'model' if name in MODEL_KEYS else 'engine'}.{name}": value for name, value in options.items()},
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    # JSON is YAML: true stays true, and a path that looks like a number a text.
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     return [sys.executable, "-m", "airside.cluster.cli", "up", str(CONFIG), *words]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from airside.cluster.bench.machine import Limits
+from airside.cluster.bench.precision import Precision
 from airside.cluster.bench.prompts import Prompts, make_prompts
 from airside.workers.model_config import ModelConfig
 
@@ -79,27 +80,31 @@ def measure_round(generate: Generate, load: Load, vocab_size: int, seed: int) ->
             yield together(count), count * load.output_tokens / seconds
 
 
-def limits_of(load: Load, config: ModelConfig, weight_bytes: int, limits: Limits) -> dict[Figure, float]:
+def limits_of(load: Load, config: ModelConfig, precision: Precision, limits: Limits) -> dict[Figure, float | None]:
     """What each figure would be if weights were read and multiplied as fast as this machine can, and nothing else done.
 
     Args:
-        weight_bytes: of one weight as the engine keeps it.
+        precision: the engine's; where it leaves a limit unknown, that is None.
     """
     body, head = count_weights(config)
-    read = (body + head) * weight_bytes
 
-    def prefill_s(num_tokens: int, num_prompts: int = 1) -> float:  # only a prompt's last token gets logits
-        return limits.least_seconds(read, 2 * (num_tokens * body + num_prompts * head))
+    def prefill_s(num_tokens: int, num_prompts: int = 1) -> float | None:  # only a prompt's last token gets logits
+        return precision.least_seconds(limits, body + head, 2 * (num_tokens * body + num_prompts * head))
 
-    def decode_s(num_rows: int) -> float:
-        return limits.least_seconds(read, 2 * num_rows * (body + head))
+    def decode_s(num_rows: int) -> float | None:
+        return precision.least_seconds(limits, body + head, 2 * num_rows * (body + head))
 
-    found = {FIRST_TOKEN: prefill_s(load.prompt_tokens) * 1e3, DECODE: 1 / decode_s(1)}
+    first_s, token_s = prefill_s(load.prompt_tokens), decode_s(1)
+    found = {FIRST_TOKEN: first_s and first_s * 1e3, DECODE: token_s and 1 / token_s}
     if load.prefill_tokens:
-        found[PREFILL] = load.prefill_tokens / prefill_s(load.prefill_tokens)
+        whole_s = prefill_s(load.prefill_tokens)
+        found[PREFILL] = whole_s and load.prefill_tokens / whole_s
     for count in load.num_requests:
-        seconds = prefill_s(count * load.prompt_tokens, count) + (load.output_tokens - 1) * decode_s(count)
-        found[together(count)] = count * load.output_tokens / seconds
+        prompts_s, step_s = prefill_s(count * load.prompt_tokens, count), decode_s(count)
+        if prompts_s is None or step_s is None:
+            found[together(count)] = None
+        else:
+            found[together(count)] = count * load.output_tokens / (prompts_s + (load.output_tokens - 1) * step_s)
     return found
 
 

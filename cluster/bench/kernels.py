@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airside.cluster.bench.lone_rank import worker_settings
-from airside.cluster.bench.machine import measure_limits
+from airside.cluster.bench.lone_rank import NotMeasurable, worker_settings
+from airside.cluster.bench.machine import Limits, measure_limits
+from airside.cluster.bench.precision import Precision
 from airside.cluster.bench.progress import progress
 from airside.cluster.bench.report import Chart, Column, Report, Table
 from airside.cluster.bench.samples import median
@@ -50,18 +51,40 @@ class Case:
     prepare: Callable[[], Callable[[], object]]
     """Makes operands that no other call has, and returns the call."""
     num_bytes: float
+    """Without weights."""
     num_flop: float = 0.0
+    num_weights: int = 0
     is_cold: bool = False
     """Most of the bytes come from memory, not from a cache."""
+
+    def moved(self, precision: Precision) -> float:
+        """Bytes, weights included."""
+        return self.num_bytes + self.num_weights * (precision.weight_bytes or 0)
+
+    def least_seconds(self, precision: Precision, limits: Limits) -> float | None:
+        """By the machine's limits. None: not known, as where bytes come from a cache."""
+        own = precision if self.num_weights else Precision(precision.dtype)
+        return own.least_seconds(limits, self.num_weights, self.num_flop, self.num_bytes) if self.is_cold else None
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """A model, a dtype and a load: all that a case is made of."""
+    """A model, a precision and a load: all that a case is made of."""
 
     model: ModelConfig
-    dtype: torch.dtype
+    precision: Precision
     load: KernelLoad
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of weights before they are quantised."""
+        dtype: torch.dtype = getattr(torch, self.precision.dtype)
+        return dtype
+
+    @property
+    def weight_format(self) -> str | None:
+        """As `make_linear` takes it."""
+        return None if self.precision.quantization == "none" else self.precision.quantization
 
     def random(self, *shape: int) -> Tensor:
         """In the model's dtype."""
@@ -75,11 +98,12 @@ class Shapes:
 def _linear(out_features: int, in_features: int) -> Callable[[Shapes, int], Case]:
     def case(s: Shapes, rows: int) -> Case:
         def prepare() -> Callable[[], object]:
-            linear, x = make_linear(s.random(out_features, in_features)), s.random(rows, in_features)
+            linear = make_linear(s.random(out_features, in_features), weight_format=s.weight_format)
+            x = s.random(rows, in_features)
             return lambda: linear(x)
 
-        moved = s.num_bytes(out_features * in_features, rows * (out_features + in_features))
-        return Case(prepare, moved, 2 * rows * out_features * in_features, is_cold=True)
+        moved, weights = s.num_bytes(rows * (out_features + in_features)), out_features * in_features
+        return Case(prepare, moved, 2 * rows * weights, weights, is_cold=True)
 
     return case
 
@@ -174,11 +198,19 @@ def bench_kernels(model: str, load: KernelLoad, values: Mapping[str, Any], limit
     """Measures, in this process.
 
     Args:
-        values: keys of the YAML file, block by block: the model's dtype, the engine's threads.
+        values: keys of the YAML file, block by block: the model's dtype and quantization, the engine's threads.
+    Raises:
+        NotMeasurable: the weights' formats are those of a file, which is not read here; and as `worker_settings`.
     """
     config, settings = worker_settings(model, values)
+    if settings.quantization == "gguf":
+        raise NotMeasurable(
+            "model.quantization is gguf, but operators are measured with weights that are made up; set it to none or "
+            "int8, or measure the file's own with `airside bench step`"
+        )
     torch.set_num_threads(settings.num_threads)
-    shapes = Shapes(config, getattr(torch, settings.dtype), load)
+    precision = Precision(settings.dtype, settings.quantization)
+    shapes = Shapes(config, precision, load)
     cases = list(itertools.product(operators(config).items(), load.rows))
     table, samples = Table(KERNELS, _COLUMNS), {}
     with torch.inference_mode(), progress(len(cases) + 1) as advance:
@@ -187,7 +219,8 @@ def bench_kernels(model: str, load: KernelLoad, values: Mapping[str, Any], limit
         for (name, make), rows in cases:
             advance(f"{name}, {rows} rows")
             case = make(shapes, rows)
-            took = list(_seconds_per_call(case, load.seconds_each))
+            moved, least_s = case.moved(precision), case.least_seconds(precision, limits)
+            took = list(_seconds_per_call(case, moved, load.seconds_each))
             seconds = median(took)
             samples[f"{name}, {rows} rows"] = took
             table.add(
@@ -195,19 +228,21 @@ def bench_kernels(model: str, load: KernelLoad, values: Mapping[str, Any], limit
                 rows=rows,
                 us=seconds * 1e6,
                 best_us=min(took) * 1e6,
-                gb_per_s=case.num_bytes / seconds / 1e9,
+                gb_per_s=moved / seconds / 1e9,
                 gflop_per_s=case.num_flop / seconds / 1e9 if case.num_flop else None,
-                # Of bytes that come from a cache, memory is no limit.
-                of_limit=limits.least_seconds(case.num_bytes, case.num_flop) / seconds if case.is_cold else None,
+                of_limit=least_s and least_s / seconds,
             )
     return Report(
-        f"airside bench kernels: {model}, {settings.dtype}, {settings.num_threads} threads",
-        {"model": model, "dtype": settings.dtype, "values": dict(values), **asdict(load)},
+        f"airside bench kernels: {model}, {precision}, {settings.num_threads} threads",
+        {"model": model, **asdict(precision), "values": dict(values), **asdict(load)},
         [table],
         [Chart(KERNELS, "operator", "us", over="rows")],
         samples,
         limits,
-        [f"paged_attention: rows that decode, {load.context_tokens} tokens each; medians over {load.seconds_each} s"],
+        [
+            f"paged_attention: rows that decode, {load.context_tokens} tokens each; medians over {load.seconds_each} s",
+            *precision.notes,
+        ],
     )
 
 
@@ -222,9 +257,9 @@ _COLUMNS = [
 ]
 
 
-def _seconds_per_call(case: Case, seconds: float) -> Iterator[float]:
+def _seconds_per_call(case: Case, moved: float, seconds: float) -> Iterator[float]:
     """Of one batch after the other, for so long; a batch calls every copy once, and lasts long enough for the clock."""
-    copies = min(_COPIES_MAX, int(_COPIES_BYTES // case.num_bytes) + 1) if case.is_cold else 1
+    copies = min(_COPIES_MAX, int(_COPIES_BYTES // moved) + 1) if case.is_cold else 1
     calls = [case.prepare() for _ in range(copies)]
     once = _time(calls)
     calls *= max(1, int(0.001 / max(once, 1e-9)))

@@ -47,6 +47,20 @@ def worker_settings(model: str, values: Mapping[str, Any]) -> tuple[ModelConfig,
     return config, plan.workers(1)[0]
 
 
+def check_room(settings: WorkerSettings, num_rows: int, num_computed: int, num_new: int) -> None:
+    """Whether the engine would make such a step, as `LoneRank.step` takes it. Raises NotMeasurable."""
+    for key, most, asked in [
+        ("engine.max_num_seqs", settings.max_num_seqs, num_rows),
+        ("engine.max_num_batched_tokens", settings.max_num_batched_tokens, num_rows * num_new),
+        ("model.max_model_len", settings.max_model_len, num_computed + num_new),
+    ]:
+        if asked > most:
+            raise NotMeasurable(
+                f"{key} is {most}, but a step of {num_rows} x {num_new} tokens after {num_computed} needs {asked}; "
+                "ask for less, or set it higher with --set"
+            )
+
+
 class LoneRank:
     """A loaded model with room for so many sequences of so many tokens, whose blocks are its own.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,9 +30,16 @@ def peaks_here() -> dict[str, int]:
 
 
 def peak_of_tree(pid: int) -> int:
-    """Of a process and all that it started, added up."""
-    root = psutil.Process(pid)
-    return sum(peak_rss_bytes(each.pid) for each in (root, *root.children(recursive=True)))
+    """Of a process and all that it started and that still runs, added up. Raises RuntimeError when it is gone."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error as error:
+        raise RuntimeError(f"process {pid} is gone") from error
+    peak = peak_rss_bytes(pid)
+    for child in children:
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            peak += peak_rss_bytes(child.pid)
+    return peak
 
 
 def _added_up(processes: Iterable[psutil.Process]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 from airside.cluster.bench.figures import Figure, Load, figures_of, limits_of, measure_round
 from airside.cluster.bench.machine import measure_limits_apart
 from airside.cluster.bench.memory import peaks_here
+from airside.cluster.bench.precision import DTYPE_BYTES, Precision
 from airside.cluster.bench.progress import progress
 from airside.cluster.bench.prompts import Prompts, make_prompts
 from airside.cluster.bench.report import Chart, Column, Report, Table
@@ -19,7 +20,6 @@ from airside.cluster.offline.llm import LLM
 from airside.cluster.sampling_params import SamplingParams
 from airside.workers.model_config import ModelConfig, load_model_config
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SPEED, MEMORY = "Speed", "Peak memory"
 
 
@@ -60,11 +60,11 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
     figures = figures_of(load)
     samples: dict[Figure, list[float]] = {figure: [] for figure in figures}
     with progress(load.rounds * len(figures) + 4) as advance:
-        advance("the machine's limits")
-        limits = measure_limits_apart(dtype, limit_seconds)
         advance("loading the model")
         engine = OfflineEngine(str(path), options)
         with engine.llm:
+            advance("the machine's limits")
+            limits = measure_limits_apart(dtype, limit_seconds)
             advance("warming up")
             _warm_up(engine, load, config)
             for number in range(load.rounds):
@@ -79,10 +79,11 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
             memory = peaks_here()
         advance("the machine's limits again")
         limits = limits.best(measure_limits_apart(dtype, limit_seconds))
-    reached = limits_of(load, config, DTYPE_BYTES[dtype], limits)
+    precision = Precision(dtype, options.get("quantization", "none"))
+    reached = limits_of(load, config, precision, limits)
     return Report(
-        f"airside bench offline: {model}, {dtype}",
-        {"model": model, "dtype": dtype, "options": dict(options), **asdict(load)},
+        f"airside bench offline: {model}, {precision}",
+        {"model": model, **asdict(precision), "options": dict(options), **asdict(load)},
         [_speed(samples, reached), _memory(memory)],
         [Chart(SPEED, "figure", "of_limit")],
         {figure.key: values for figure, values in samples.items()},
@@ -91,6 +92,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
             f"{load.prompt_tokens} prompt and {load.output_tokens} output tokens, long prompt {load.prefill_tokens}; "
             f"median of {load.rounds}",
             f"controller's own work per step: {controller_s * 1e6:.0f} µs (median of its last 512 steps)",
+            *precision.notes,
         ],
     )
 
@@ -103,7 +105,7 @@ def _step(number: int, load: Load, figure: Figure) -> str:
     return f"round {number + 1} of {load.rounds}: {figure.label}"
 
 
-def _speed(samples: dict[Figure, list[float]], reached: dict[Figure, float]) -> Table:
+def _speed(samples: dict[Figure, list[float]], reached: dict[Figure, float | None]) -> Table:
     columns = [
         Column("figure", "figure"),
         Column("value", "median"),
@@ -121,7 +123,7 @@ def _speed(samples: dict[Figure, list[float]], reached: dict[Figure, float]) -> 
             unit=figure.unit,
             best=max(values) if figure.is_rate else min(values),
             limit=limit,
-            of_limit=value / limit if figure.is_rate else limit / value,
+            of_limit=limit and (value / limit if figure.is_rate else limit / value),
         )
     return table
 

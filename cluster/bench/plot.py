@@ -23,7 +23,7 @@ def check_can_plot(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise PlotUnavailable(f"--plot draws files that end in .pdf, .png or .svg, not {path.name}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise PlotUnavailable('--plot needs matplotlib: pip install "airside[bench]", or leave --plot out')
+        raise PlotUnavailable("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
 
 
 def plot(report: Report, path: Path) -> None:
@@ -54,6 +54,11 @@ def _draw(axis: Any, table: Table, chart: Chart) -> None:  # Any: matplotlib's A
 
     headings = {column.key: column.heading for column in table.columns}
     rows = [row for row in table.rows if row.get(chart.value) is not None]
+    axis.set_title(table.name, fontsize="medium")
+    if not rows:  # as where no limit is known
+        axis.text(0.5, 0.5, f"{headings[chart.value]}: not known", ha="center", transform=axis.transAxes)
+        axis.set_axis_off()
+        return
     if chart.over is None:
         labels = [str(row[chart.label]) for row in rows]
         axis.barh(range(len(rows)), [row[chart.value] for row in rows])
@@ -68,4 +73,3 @@ def _draw(axis: Any, table: Table, chart: Chart) -> None:  # Any: matplotlib's A
         axis.set_xlabel(headings[chart.over])
         axis.set_ylabel(headings[chart.value])
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
-    axis.set_title(table.name, fontsize="medium")

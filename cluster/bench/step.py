@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from airside.cluster.bench.figures import count_weights
-from airside.cluster.bench.lone_rank import LoneRank, worker_settings
+from airside.cluster.bench.lone_rank import LoneRank, check_room, worker_settings
 from airside.cluster.bench.machine import measure_limits
-from airside.cluster.bench.offline import DTYPE_BYTES
+from airside.cluster.bench.precision import Precision
 from airside.cluster.bench.progress import progress
 from airside.cluster.bench.report import Chart, Column, Report, Table
 from airside.cluster.bench.samples import median
@@ -50,7 +50,10 @@ def bench_step(model: str, load: StepLoad, values: Mapping[str, Any], limit_seco
     config, settings = worker_settings(model, values)
     most = max(load.rows)
     kinds = [*((rows, load.context_tokens, 1) for rows in load.rows), (1, 0, load.chunk_tokens)]
-    weights, weight_bytes = count_weights(config), DTYPE_BYTES[settings.dtype]
+    for rows, computed, new in kinds:
+        check_room(settings, rows, computed, new)
+    body, head = count_weights(config)
+    precision = Precision(settings.dtype, settings.quantization)
     table = Table(STEPS, _COLUMNS)
     shares = Table(SHARES, _SHARE_COLUMNS)
     samples: dict[str, list[float]] = {}
@@ -59,7 +62,8 @@ def bench_step(model: str, load: StepLoad, values: Mapping[str, Any], limit_seco
         rank = LoneRank(config, settings, most + 1, max(load.context_tokens + 1, load.chunk_tokens))
         advance("filling the cache")
         for row in range(most):
-            rank.step(1, 0, load.context_tokens, first_seq=row)
+            for start in range(0, load.context_tokens, settings.max_num_batched_tokens):
+                rank.step(1, start, min(settings.max_num_batched_tokens, load.context_tokens - start), first_seq=row)
         advance("the machine's limits")
         limits = measure_limits(settings.dtype, limit_seconds)
         for rows, computed, new in kinds:
@@ -67,7 +71,7 @@ def bench_step(model: str, load: StepLoad, values: Mapping[str, Any], limit_seco
             first_seq = 0 if new == 1 else most
             rank.step(rows, computed, new, first_seq)
             took = [rank.step(rows, computed, new, first_seq) for _ in range(load.repeats)]
-            least = limits.least_seconds(sum(weights) * weight_bytes, 2 * rows * (new * weights[0] + weights[1]))
+            least = precision.least_seconds(limits, body + head, 2 * rows * (new * body + head))
             samples[f"step_s_{rows}_rows_{new}_tokens"] = took
             table.add(
                 kind="decode" if new == 1 else "prompt",
@@ -76,7 +80,7 @@ def bench_step(model: str, load: StepLoad, values: Mapping[str, Any], limit_seco
                 ms=median(took) * 1e3,
                 best_ms=min(took) * 1e3,
                 tokens_per_s=rows * new / median(took),
-                of_limit=least / median(took),
+                of_limit=least and least / median(took),
             )
         for rows, computed, new in kinds:
             advance(f"where the time goes: {rows} rows of {new} tokens")
@@ -84,13 +88,16 @@ def bench_step(model: str, load: StepLoad, values: Mapping[str, Any], limit_seco
             for share in _shares(rank, (rows, computed, new, first_seq), load.profiled_steps):
                 shares.add(step=f"{rows} x {new}", **share)
     return Report(
-        f"airside bench step: {model}, {settings.dtype}, {settings.num_threads} threads",
-        {"model": model, "dtype": settings.dtype, "values": dict(values), **asdict(load)},
+        f"airside bench step: {model}, {precision}, {settings.num_threads} threads",
+        {"model": model, **asdict(precision), "values": dict(values), **asdict(load)},
         [table, shares],
         [Chart(STEPS, "kind", "ms", over="tokens")],
         samples,
         limits,
-        [f"decoding rows have {load.context_tokens} tokens in the cache; median of {load.repeats} steps"],
+        [
+            f"decoding rows have {load.context_tokens} tokens in the cache; median of {load.repeats} steps",
+            *precision.notes,
+        ],
     )
 
 
@@ -143,9 +150,11 @@ def _timed_program(rank: LoneRank) -> Iterator[Callable[[], dict[str, tuple[int,
             found[f"airside::{name}"] = calls + 1, sum_s + each
         return found
 
-    yield by_name
-    if program is not None:
-        program.stop_timing()
+    try:
+        yield by_name
+    finally:
+        if program is not None:
+            program.stop_timing()
 
 
 class _NamedKernels:

@@ -82,6 +82,7 @@ async def run_round(target: Target, prompts: Prompts, num_tokens: int, num_strea
     finally:
         for task in tasks:
             task.cancel()
+        gc.unfreeze()
     return Round(time.perf_counter() - began, list(itertools.chain(*done)))
 
 

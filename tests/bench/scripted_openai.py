@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+WAIT_S = 30.0
+
 
 @dataclass(slots=True)
 class Script:
@@ -22,21 +24,32 @@ class Script:
     usage: bool = True
     error: str | None = None
     pause_s: float = 0.002
+    stops_after: int | None = None
+    """So many tokens, however many were asked for."""
+    health: int = 200
     asked: list[dict[str, Any]] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    waits_for: int = 1
+    """Nobody is answered until so many have been within at once, or for so long that the test has failed."""
+    closes_after: int | None = None
+    """So many bytes of an answer's body, and no more."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
     def counted(self, asked: dict[str, Any]) -> Iterator[None]:
-        """Notes a request, and how many there are within."""
-        with self.lock:
+        """Notes a request, and how many there are within. The client must not know of its end before that is noted."""
+        with self.changed:
             self.asked.append(asked)
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-        yield
-        with self.lock:
-            self.at_once -= 1
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.most_at_once >= self.waits_for, WAIT_S)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.at_once -= 1
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,17 +57,22 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     script: Script
+    _written = 0
 
     def do_GET(self) -> None:
-        self._send(200, json.dumps({"data": [{"id": "scripted"}]}).encode())
+        body = json.dumps({"data": [{"id": "scripted"}]}).encode()
+        self._send(self.script.health if self.path == "/health" else 200, body)
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.script.counted(asked):
-            if self.script.error is not None:
-                self._send(400, json.dumps({"error": {"message": self.script.error}}).encode())
-            else:
+            if self.script.error is None:
                 self._stream(asked)
+        if self.script.error is not None:
+            self._send(400, json.dumps({"error": {"message": self.script.error}}).encode())
+        elif self.script.closes_after is None:
+            self._end()
+        self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         return
@@ -69,17 +87,20 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header(*(("Transfer-Encoding", "chunked") if self.script.chunked else ("Connection", "close")))
         self.end_headers()
-        for _ in range(asked["max_tokens"]):
+        num_tokens = min(asked["max_tokens"], self.script.stops_after or asked["max_tokens"])
+        for _ in range(num_tokens):
             time.sleep(self.script.pause_s)
             self._event({"choices": [{"text": "ä", "finish_reason": None}]})
         self._event({"choices": [{"text": "", "finish_reason": "length"}]})
         if self.script.usage:
-            counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+            counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": num_tokens}
             self._event({"choices": [], "usage": counts})
         self._write(b"data: [DONE]\n\n")
+
+    def _end(self) -> None:
+        """What tells the client that this was all; without chunks, the end of the connection does."""
         if self.script.chunked:
             self.wfile.write(b"0\r\n\r\n")
-        self.close_connection = True
 
     def _event(self, event: dict[str, Any]) -> None:
         whole = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
@@ -89,7 +110,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._write(part)
 
     def _write(self, part: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part) if self.script.chunked else part)
+        left = len(part) if self.script.closes_after is None else self.script.closes_after - self._written
+        self._written += len(part)
+        if left > 0:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part[:left]), part[:left]) if self.script.chunked else part[:left])
 
 
 @contextmanager

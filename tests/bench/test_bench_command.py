@@ -69,6 +69,23 @@ def test_step(home: Home, model: Path) -> None:
         assert sum(row["share"] for row in shares if row["step"] == step) == pytest.approx(1, abs=0.05)
 
 
+def test_the_quantization_is_named_and_changes_the_limits(home: Home, model: Path) -> None:
+    shown, found = run(home, "step", "--model", str(model), "--rows", "1", "--set", "model.quantization=int8")
+    assert "auto" not in found["title"]
+    assert f"{found['settings']['dtype']}, quantization int8" in shown
+    assert "limits: 8 bits a weight" in " ".join(shown.split())
+    assert [row["kind"] for row in found["tables"]["Steps"]] == ["decode", "prompt"]
+    assert all(row["of_limit"] is None or row["of_limit"] > 0 for row in found["tables"]["Steps"])
+
+
+def test_kernels_of_quantised_weights(home: Home, model: Path) -> None:
+    _, found = run(home, "kernels", "--model", str(model), "--rows", "1,3", "--set", "model.quantization=int8")
+    assert "quantization int8" in found["title"]
+    rows = found["tables"]["Operators"]
+    assert all(row["us"] > 0 and row["gb_per_s"] > 0 for row in rows)
+    assert all(row["of_limit"] > 0 for row in rows if row["operator"] == "paged_attention")
+
+
 def test_kernels(home: Home, model: Path) -> None:
     _, found = run(home, "kernels", "--model", str(model), "--rows", "1,3")
     rows = found["tables"]["Operators"]
@@ -84,6 +101,17 @@ def test_serve_starts_a_server_measures_and_stops_it(home: Home, model: Path) ->
     assert all(row["value"] > 0 for row in [*found["tables"]["Throughput"], *found["tables"]["Latency"]])
     assert len(found["samples"]["first_s"]) == 4
     assert home.states.all() == []
+
+
+def test_a_step_that_the_engine_would_not_make_is_refused(home: Home, model: Path) -> None:
+    for arguments, said in [
+        (["--rows", "65"], "engine.max_num_seqs is 64, but a step of 65 x 1 tokens"),
+        (["--chunk", "100", "--set", "engine.max_num_batched_tokens=99"], "engine.max_num_batched_tokens is 99, but"),
+        (["--context", "60", "--set", "model.max_model_len=60"], "model.max_model_len is 60, but"),
+    ]:
+        done = home.airside("bench", "step", "--model", str(model), "--quick", *arguments)
+        assert done.returncode == 2, done.stderr
+        assert said in " ".join(done.stderr.split())
 
 
 def test_what_makes_no_sense_is_refused(home: Home) -> None:

@@ -11,6 +11,7 @@ from airside.cluster.bench.figures import (
     DECODE,
     FIRST_TOKEN,
     PREFILL,
+    Figure,
     Load,
     count_weights,
     figures_of,
@@ -19,6 +20,7 @@ from airside.cluster.bench.figures import (
     together,
 )
 from airside.cluster.bench.machine import Limits
+from airside.cluster.bench.precision import Precision
 from airside.cluster.bench.prompts import Prompts
 from airside.workers.model_config import load_model_config
 from tests.checkpoints import make_llama
@@ -63,12 +65,43 @@ def test_weights_are_counted_as_the_checkpoint_has_them(tmp_path: Path) -> None:
     assert head == model.lm_head.weight.numel()
 
 
+def known(limits: dict[Figure, float | None]) -> dict[Figure, float]:
+    return {figure: limit for figure, limit in limits.items() if limit is not None}
+
+
 def test_limits_are_those_of_memory_alone_and_of_arithmetic_together(tmp_path: Path) -> None:
     config = load_model_config(make_llama(tmp_path / "llama"))
     body, head = count_weights(config)
-    slow_memory = limits_of(LOAD, config, 2, Limits(read_bytes_per_s=1e3, flop_per_s=1e15))
+    bfloat16 = Precision("bfloat16")
+    slow_memory = known(limits_of(LOAD, config, bfloat16, Limits(read_bytes_per_s=1e3, flop_per_s=1e15)))
     assert slow_memory[DECODE] == pytest.approx(1e3 / (2 * (body + head)))
     assert slow_memory[together(3)] == pytest.approx(3 * slow_memory[DECODE])
-    slow_arithmetic = limits_of(LOAD, config, 2, Limits(read_bytes_per_s=1e15, flop_per_s=1e3))
+    slow_arithmetic = known(limits_of(LOAD, config, bfloat16, Limits(read_bytes_per_s=1e15, flop_per_s=1e3)))
     assert slow_arithmetic[PREFILL] == pytest.approx(20 * 1e3 / (2 * (20 * body + head)))
     assert slow_arithmetic[FIRST_TOKEN] == pytest.approx(2 * (10 * body + head))
+
+
+def test_of_quantised_weights_only_reading_is_a_limit(tmp_path: Path) -> None:
+    config = load_model_config(make_llama(tmp_path / "llama"))
+    body, head = count_weights(config)
+    slow_memory = Limits(read_bytes_per_s=1e3, flop_per_s=1e15)
+    int8 = limits_of(LOAD, config, Precision("bfloat16", "int8"), slow_memory)
+    assert int8[DECODE] == pytest.approx(1e3 / (body + head))
+    slow_arithmetic = Limits(read_bytes_per_s=1e15, flop_per_s=1e3)
+    for precision, limits in [("int8", slow_arithmetic), ("gguf", slow_memory), ("gguf", slow_arithmetic)]:
+        found = limits_of(LOAD, config, Precision("float32", precision), limits)
+        assert found.keys() == int8.keys()
+        assert set(found.values()) == {None}
+
+
+def test_a_kernel_reads_activations_too() -> None:
+    limits = Limits(read_bytes_per_s=100.0, flop_per_s=100.0)
+    assert Precision("float32").least_seconds(limits, 10, num_flop=1000, num_bytes=60) == 10.0
+    assert Precision("float32").least_seconds(limits, 10, num_flop=10, num_bytes=60) == 1.0
+    assert Precision("float32", "int8").least_seconds(limits, 10, num_flop=10, num_bytes=60) == 0.7
+    assert Precision("float32", "int8").least_seconds(limits, 10, num_flop=71, num_bytes=60) is None
+
+
+def test_a_precision_is_told_in_words() -> None:
+    assert str(Precision("float32")) == "float32"
+    assert str(Precision("bfloat16", "int8")) == "bfloat16, quantization int8"

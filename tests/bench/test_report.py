@@ -83,7 +83,17 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_without_values_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    empty = report()
+    empty.charts = [Chart("Speed", "name", "none")]
+    empty.table("Speed").rows = [{"name": "decode", "value": 1.0, "none": None}]
+    plots.plot(empty, tmp_path / "a.svg")
+    assert "of the limit: not known" in (tmp_path / "a.svg").read_text()
+    assert json.loads(json.dumps(empty.as_json()))["tables"]["Speed"][0]["none"] is None
+
+
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(plots.PlotUnavailable, match=r'pip install "airside\[bench\]"'):
+    with pytest.raises(plots.PlotUnavailable, match="pip install matplotlib"):
         plots.check_can_plot(Path("a.png"))

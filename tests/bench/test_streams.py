@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
+import struct
 
 import pytest
 
@@ -10,7 +13,6 @@ from airside.cluster.bench.http_target import HttpTarget
 from airside.cluster.bench.serve import ServeLoad, bench_serve, summary
 from airside.cluster.bench.streams import Round, StreamTimes, TargetError, run_round
 from tests.bench.scripted_openai import Script, scripted_openai
-from tests.real_processes import free_port
 
 LOAD = ServeLoad(streams=3, requests=7, prompt_tokens=5, output_tokens=4, rounds=2, vocab_size=512)
 
@@ -42,9 +44,60 @@ def test_every_token_is_counted_and_timed(chunked: bool, split: bool, usage: boo
 
 
 def test_so_many_streams_are_open_at_any_time() -> None:
-    script = Script(pause_s=0.02)
+    script = Script(waits_for=4)
     one_round(script, num_requests=8, num_streams=4)
     assert script.most_at_once == 4
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("closes_after", [0, 70, 130])  # within the first event, and within the second
+def test_an_answer_that_breaks_off_is_an_error(chunked: bool, closes_after: int) -> None:
+    with pytest.raises(TargetError, match=r"closed the connection within an answer|or broke off"):
+        one_round(Script(chunked=chunked, closes_after=closes_after), 1, 1)
+
+
+def answered(answer: bytes, resets: bool = False) -> StreamTimes:
+    """By a server that sends so much, and closes or resets the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        if resets:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    async def run() -> StreamTimes:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await HttpTarget(f"http://127.0.0.1:{port}/v1", "any").stream([1], 1)
+
+    return asyncio.run(run())
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+EVENT = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\n'
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", HEAD, HEAD + b"Content-Length: 200\r\n\r\n" + EVENT])
+@pytest.mark.parametrize("resets", [True, False])
+def test_so_is_one_that_breaks_off_anywhere_else(answer: bytes, resets: bool) -> None:
+    with pytest.raises(TargetError, match="closed the connection within an answer"):
+        answered(answer, resets)
+
+
+def test_what_is_no_answer_is_an_error() -> None:
+    with pytest.raises(TargetError, match="in place of a chunk's size"):
+        answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\nnone\r\n")
+    with pytest.raises(TargetError, match="an event that is not JSON, or broke off"):
+        answered(HEAD + b"\r\ndata: {\n\n")
+    assert answered(HEAD + b"\r\n" + EVENT).num_tokens == 1  # without [DONE]; it has an end
+
+
+def test_garbage_is_collected_again_after_a_round() -> None:
+    one_round(Script(), 1, 1)
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_a_server_refuses_is_told() -> None:
@@ -53,8 +106,11 @@ def test_what_a_server_refuses_is_told() -> None:
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
-    with pytest.raises(TargetError, match=r"no server answers at 127\.0\.0\.1"):
-        asyncio.run(HttpTarget(f"http://127.0.0.1:{free_port()}/v1").open())
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        target = HttpTarget(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
+        with pytest.raises(TargetError, match=r"no server answers at 127\.0\.0\.1"):
+            asyncio.run(target.open())
     with pytest.raises(TargetError, match="must be like"):
         HttpTarget("127.0.0.1:8000")
 

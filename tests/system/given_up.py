@@ -20,7 +20,7 @@ from tests.system.picture_requests import PATIENCE_S, in_new_file, picture, requ
 CLIENTS = 12
 GIVEN_UP_OF = 5
 MOMENT_MAX_S = 0.25  # after which one is given up, at the latest
-LONG_TOKENS = 200  # of one that is given up: it would take longer
+LONG_TOKENS = 800  # of one that is given up: it would take much longer
 SIZES = [(96, 64), (48, 80), (700, 500), (1600, 1200)]
 THREADS_MORE_MAX = 4  # gateways have pools of threads that fill only now and then
 
