@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def outcomes(server: LocalServer, request: pb.GenerateRequest) -> list[Outcome] 
         except grpc.RpcError as error:
             if events or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 return f"{error.code().name} {error.details()}"
-            time.sleep(0.1)
+            time.sleep(0.3)
     answers = [Answer(events, index) for index in range(request.n)]
     for index, answer in enumerate(answers):
         check_counts(request, answer, index)
@@ -95,8 +96,8 @@ def assert_equal(outcome: list[Outcome] | str, reference: list[Outcome] | str, s
         assert one.prompt_logprobs == pytest.approx(other.prompt_logprobs, abs=1e-3), f"request {seed}"
 
 
-def lose_ranks(server: LocalServer, how: list[signal.Signals], pending: list[Future[list[Outcome] | str]]) -> None:
-    """Ends the launch of ranks once for each signal, each time while many requests are still on their way."""
+def lose_ranks(server: LocalServer, how: list[signal.Signals]) -> None:
+    """Ends the launch of ranks once for each signal, each time while it makes tokens."""
 
     def wait_for_tokens() -> None:
         made = server.gauges().generation_tokens
@@ -104,7 +105,6 @@ def lose_ranks(server: LocalServer, how: list[signal.Signals], pending: list[Fut
 
     for group, sign in enumerate(how, start=2):
         wait_for_tokens()
-        assert sum(not future.done() for future in pending) > 4, "too late to lose anything"
         server.replace_ranks(group, sign)
 
 
@@ -132,12 +132,25 @@ def test_ranks_come_and_go(family: str, tmp_path: Path) -> None:
         for structure in STRUCTURES:  # checked now, so that nobody comes too late to be taken in
             assert server.generate(prompt="a", structure=structure, stop=pb.Stop(max_tokens=1)).token_ids
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            are_lost = threading.Event()
+
+            def until_ranks_are_lost(number: int) -> list[list[Outcome] | str]:
+                """Once at least; however fast a model is, there is somebody to lose."""
+                seen = [outcomes(server, requests[number])]
+                while not are_lost.is_set():
+                    seen.append(outcomes(server, requests[number]))
+                return seen
+
             order = random.Random(first).sample(range(NUM_REQUESTS), NUM_REQUESTS)
-            futures = {number: pool.submit(outcomes, server, requests[number]) for number in order}
-            lose_ranks(server, [signal.SIGKILL, signal.SIGSTOP], list(futures.values()))
+            futures = {number: pool.submit(until_ranks_are_lost, number) for number in order}
+            try:
+                lose_ranks(server, [signal.SIGKILL, signal.SIGSTOP])
+            finally:
+                are_lost.set()
             together = [futures[number].result() for number in range(NUM_REQUESTS)]
-        for outcome, reference, seed in zip(together, alone, seeds, strict=True):
-            assert_equal(outcome, reference, seed)
+        for seen, reference, seed in zip(together, alone, seeds, strict=True):
+            for outcome in seen:
+                assert_equal(outcome, reference, seed)
         wait_until(lambda: server.gauges().kv_blocks_live == 0, 10, "blocks free")
         gauges = server.gauges()
         assert gauges.num_requests_running == gauges.num_requests_waiting == gauges.state_slots_live == 0
