@@ -32,7 +32,7 @@ def in_blocks(x: Tensor) -> Tensor:
     """x as multiples, to nearest, of a scale per 32 inputs."""
     wide = x.float().reshape(x.shape[0], -1, 32)
     scales = wide.abs().amax(2, keepdim=True) / 127
-    values = (wide / torch.where(scales > 0, scales, 1)).round()
+    values = (wide * torch.where(scales > 0, 1 / scales, 0)).round()
     return (values.double() * scales.double()).reshape(x.shape)
 
 

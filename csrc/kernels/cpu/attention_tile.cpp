@@ -146,24 +146,36 @@ const uint32_t* words_at(const void* cache, int64_t element) {
   return reinterpret_cast<const uint32_t*>(static_cast<const T*>(cache) + element);
 }
 
-// Blocks of whole groups are read where they are. Some groups of the next tile of keys come behind
-// those of this one.
+// Where the keys and values of a sequence from a position on are read.
 template <typename T>
-void find_groups(const PagedAttention& args, const AttentionTile& tile, int64_t start, int64_t left,
-                 Words32& keys, Words32& values) {
+void find_group(const PagedAttention& args, const AttentionTile& tile, int64_t position,
+                const uint32_t*& key, const uint32_t*& value) {
+  const int64_t begin = block_begin(args, tile, position / args.block_size);
+  const int64_t offset = position % args.block_size;
+  key = words_at<T>(args.k_cache, begin + offset * kPair<T>);
+  value = words_at<T>(args.v_cache, begin + offset * args.head_dim);
+}
+
+// Blocks of whole groups are read where they are. Behind the groups of this tile of keys come those
+// that will be read next: of this sequence, or where it ends, of `next`, if any.
+template <typename T>
+void find_groups(const PagedAttention& args, const AttentionTile& tile, const AttentionTile* next,
+                 int64_t start, int64_t left, Words32& keys, Words32& values) {
   keys.stride = args.block_size;
   values.stride = args.head_dim;
-  for (int64_t g = 0; g < kGroups + kGroupsAhead; ++g) {
-    if (g * kGroup >= left) {  // read with the others, and not used
+  const int64_t own = min((left + kGroup - 1) / kGroup, kGroups + kGroupsAhead);
+  for (int64_t g = 0; g < own; ++g) {
+    find_group<T>(args, tile, start + g * kGroup, keys.groups[g], values.groups[g]);
+  }
+  const int64_t next_start = next == nullptr ? 0 : next->begin / kKeyTile * kKeyTile;
+  for (int64_t g = own; g < kGroups + kGroupsAhead; ++g) {
+    const int64_t position = next_start + (g - own) * kGroup;
+    if (next != nullptr && position < next->end) {
+      find_group<T>(args, *next, position, keys.groups[g], values.groups[g]);
+    } else {
       keys.groups[g] = keys.groups[g - 1];
       values.groups[g] = values.groups[g - 1];
-      continue;
     }
-    const int64_t position = start + g * kGroup;
-    const int64_t begin = block_begin(args, tile, position / args.block_size);
-    const int64_t offset = position % args.block_size;
-    keys.groups[g] = words_at<T>(args.k_cache, begin + offset * kPair<T>);
-    values.groups[g] = words_at<T>(args.v_cache, begin + offset * args.head_dim);
   }
 }
 
@@ -394,16 +406,17 @@ void attend_rows(const PagedAttention& args, const AttentionTile& tile, const Bu
   }
 }
 
-// All rows over the tile of keys that starts at position `start`. Each register tile of rows has
+// All rows over the tile of keys that starts at position `start`; `next`: what will be attended to
+// after the sequence's end, or null. Each register tile of rows has
 // its part in part_of(row), and then done(row, rows) is called.
 template <typename T, typename PartOf, typename Done>
-void attend_keys(const PagedAttention& args, const AttentionTile& tile, const Buffers& b,
-                 int64_t start, int64_t end, const PartOf& part_of, const Done& done) {
-  const int64_t num_keys = min(kKeyTile, end - start);
+void attend_keys(const PagedAttention& args, const AttentionTile& tile, const AttentionTile* next,
+                 const Buffers& b, int64_t start, const PartOf& part_of, const Done& done) {
+  const int64_t num_keys = min(kKeyTile, tile.end - start);
   Words32 keys;
   Words32 values;
   if (args.block_size % kGroup == 0 && args.head_dim % kGroup == 0) {
-    find_groups<T>(args, tile, start, end - start, keys, values);
+    find_groups<T>(args, tile, next, start, tile.end - start, keys, values);
   } else {
     gather<T>(args, tile, b, start, num_keys, keys, values);
   }
@@ -445,7 +458,8 @@ int64_t attention_part_floats(const PagedAttention& args, const AttentionTile& t
   return parts_floats(args, tile.num_tokens * args.group());
 }
 
-void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch) {
+void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile,
+            const AttentionTile* next, float* scratch) {
   const Buffers b = carve(args, scratch);
   const int64_t num_rows = tile.num_tokens * args.group();
   clear(args, b.all, num_rows);
@@ -453,7 +467,7 @@ void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, 
     load_queries<T>(args, tile, b.queries);
     for (int64_t start = tile.begin / kKeyTile * kKeyTile; start < tile.end; start += kKeyTile) {
       attend_keys<T>(
-          args, tile, b, start, tile.end, [&](int64_t) { return b.part; },
+          args, tile, next, b, start, [&](int64_t) { return b.part; },
           [&](int64_t row, int64_t rows) {
             merge<T>(args, b.part, rows, rows_from(args, b.all, row));
           });
@@ -471,7 +485,7 @@ void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& t
   visit(dtype, [&]<typename T>(T*) {
     load_queries<T>(args, tile, b.queries);
     attend_keys<T>(
-        args, tile, b, (tile.begin / kKeyTile + index) * kKeyTile, tile.end,
+        args, tile, nullptr, b, (tile.begin / kKeyTile + index) * kKeyTile,
         [&](int64_t row) { return rows_from(args, parts, row); }, [](int64_t, int64_t) {});
   });
 }

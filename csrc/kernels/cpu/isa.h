@@ -12,7 +12,8 @@ void silu_and_mul(DType dtype, const GatedAct& args);
 void gelu_tanh_and_mul(DType dtype, const GatedAct& args);
 int64_t attention_scratch_floats(const PagedAttention& args);
 int64_t attention_part_floats(const PagedAttention& args, const AttentionTile& tile);
-void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* scratch);
+void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile,
+            const AttentionTile* next, float* scratch);
 void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& tile, int64_t index,
                  float* part, float* scratch);
 void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts,

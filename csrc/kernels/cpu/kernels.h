@@ -163,7 +163,9 @@ struct Kernels {
   void (*gelu_tanh_and_mul)(DType, const GatedAct&);
   int64_t (*attention_scratch_floats)(const PagedAttention&);
   int64_t (*attention_part_floats)(const PagedAttention&, const AttentionTile&);
-  void (*attend)(DType, const PagedAttention&, const AttentionTile&, float* scratch);
+  // `next`: the tile that is likely to come then, whose first keys are fetched meanwhile; or null.
+  void (*attend)(DType, const PagedAttention&, const AttentionTile&, const AttentionTile* next,
+                 float* scratch);
   // The same in two steps, to the bit: the parts of each tile of keys, one behind the other, which
   // may be computed in any order; and then the result.
   void (*attend_part)(DType, const PagedAttention&, const AttentionTile&, int64_t index,

@@ -6,6 +6,7 @@
 //
 // where d and m are the weights' scale and minimum and a is the activations' scale.
 #include "kernels/cpu/quantized_rows.h"
+#include "kernels/cpu/tile_walk.h"
 
 namespace airside::cpu::AIRSIDE_ISA {
 namespace {
@@ -17,8 +18,6 @@ constexpr int kMostRows = 4;
 #else
 constexpr int kMostRows = 2;
 #endif
-constexpr int kVectors = 2;  // registers of features beside each other
-constexpr int kFeatures = kVectors * kLanes;
 constexpr int64_t kQuads = kGgufBlock / kQuad;
 
 // ---- a panel's block: values, [quad][kPanel][4] bytes, then d [kPanel] and m [kPanel], halves
@@ -89,22 +88,24 @@ template <typename Format, int kRows>
   }
 }
 
-// The products of kRows rows with kFeatures features, the first of which is `part` of its panel.
-template <typename Format, int kRows>
-void sum_blocks(const QuantizedRowLayout& layout, const uint8_t* rows, const uint8_t* panel,
-                int64_t part, float (&out)[kRows][kFeatures]) {
+// out = sums + bias, rounded once.
+template <typename Format, typename T, int kRows>
+void compute(const Linear& args, const QuantizedRowLayout& layout, const LinearTile& tile,
+             PanelBlock panel) {
   const int64_t row_bytes = layout.bytes();
+  const uint8_t* rows = static_cast<const uint8_t*>(args.x) + (tile.row + panel.row) * row_bytes;
   Floats sums[kRows][kVectors] = {};
   for (int64_t block = 0; block < layout.num_groups; ++block) {
-    const uint8_t* w = panel + block * kBlockBytes<Format>;
+    if constexpr (kFetches<kRows, kMostRows>) panel.ahead.fetch();
+    const uint8_t* w = panel.panel + block * kBlockBytes<Format>;
     Ints dots[kRows][kVectors];
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
       const int32_t row_sum = layout.sums(rows + row * row_bytes)[block];
       for (int v = 0; v < kVectors; ++v) dots[row][v] = splat_int(-Format::kZero * row_sum);
     }
-    add_block<Format>(dots, w + part * kQuad, rows + block * kQuads * kQuadBytes, row_bytes);
-    const auto* scales = reinterpret_cast<const Float16*>(w + kValuesBytes<Format>) + part;
+    add_block<Format>(dots, w + panel.part * kQuad, rows + block * kQuads * kQuadBytes, row_bytes);
+    const auto* scales = reinterpret_cast<const Float16*>(w + kValuesBytes<Format>) + panel.part;
     const Floats d[kVectors] = {load(scales), load(scales + kLanes)};
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
@@ -122,44 +123,29 @@ void sum_blocks(const QuantizedRowLayout& layout, const uint8_t* rows, const uin
       }
     }
   }
+  const T* bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + panel.feature;
+  T* out = static_cast<T*>(args.out) + (tile.row + panel.row) * args.out_features + panel.feature;
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
-    for (int v = 0; v < kVectors; ++v) store(out[row] + v * kLanes, sums[row][v]);
-  }
-}
-
-// out = sums + bias of n features, n <= kFeatures, rounded once.
-template <typename T>
-void store_sums(const float* sums, const T* bias, T* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Floats y = load(sums + i);
-    if (bias != nullptr) y += load_first(bias + i, n - i);
-    store_first(out + i, y, n - i);
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t left = panel.num_features - v * kLanes;
+      if (left <= 0) break;
+      Floats y = sums[row][v];
+      if (bias != nullptr) y += load_first(bias + v * kLanes, left);
+      store_first(out + row * args.out_features + v * kLanes, y, left);
+    }
   }
 }
 
 template <typename Format>
 void multiply(DType dtype, const Linear& args, const LinearTile& tile) {
   const QuantizedRowLayout layout(args.format, args.in_features);
-  const auto* rows = static_cast<const uint8_t*>(args.x) + tile.row * layout.bytes();
-  for (int64_t first = tile.panel * kPanel; first < (tile.panel + tile.num_panels) * kPanel;
-       first += kFeatures) {
-    const int64_t n = min(kFeatures, args.out_features - first);
-    if (n <= 0) return;
-    const uint8_t* panel = static_cast<const uint8_t*>(args.weight) +
-                           first / kPanel * layout.num_groups * kBlockBytes<Format>;
-    in_row_parts<kMostRows>(tile.num_rows, [&]<int kRows>(int64_t row, Rows<kRows>) {
-      alignas(64) float sums[kRows][kFeatures];
-      sum_blocks<Format, kRows>(layout, rows + row * layout.bytes(), panel, first % kPanel, sums);
-      visit(dtype, [&]<typename T>(T*) {
-        const T* bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + first;
-        for (int i = 0; i < kRows; ++i) {
-          T* out = static_cast<T*>(args.out) + (tile.row + row + i) * args.out_features;
-          store_sums(sums[i], bias, out + first, n);
-        }
-      });
-    });
-  }
+  visit(dtype, [&]<typename T>(T*) {
+    walk_tile<kMostRows>(args, tile, layout.num_groups * kBlockBytes<Format>, layout.num_groups,
+                         [&]<int kRows>(Rows<kRows>, const PanelBlock& block) {
+                           compute<Format, T, kRows>(args, layout, tile, block);
+                         });
+  });
 }
 
 }  // namespace

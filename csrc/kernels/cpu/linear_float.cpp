@@ -1,6 +1,6 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/cpu/vector.h"
+#include "kernels/cpu/tile_walk.h"
 
 // Products with a weight of the activations' dtype. Each sum is one chain in float32 over the
 // inputs in ascending order, started at 0; the bias is added to it, and the result rounded once.
@@ -11,15 +11,10 @@ namespace {
 
 // As many rows by two registers of outputs as the registers hold beside a step's operands.
 #if defined(__AVX512F__)
-constexpr int kBlockRows = 12;
+constexpr int kMostRows = 12;
 #else
-constexpr int kBlockRows = 6;
+constexpr int kMostRows = 6;
 #endif
-// Blocks of so many rows and more prefetch the weights of the next; smaller ones read so fast that
-// they would be held up by it.
-constexpr int kPrefetchRows = kBlockRows / 2;
-constexpr int kVectors = 2;
-constexpr int64_t kOutputs = kVectors * kLanes;
 
 // ---- how one group of inputs enters the sums, by the weight's dtype
 
@@ -97,7 +92,7 @@ struct Step<BFloat16> {
 // ---- the rows of a tile as the step reads them
 
 template <typename X>
-struct Rows {
+struct Operands {
   const X* first;
   int64_t stride;  // in elements
 };
@@ -113,7 +108,7 @@ void copy_row(const T* from, float* to, int64_t n) {
 
 // Those of x where they serve, or a copy in the thread's scratch, filled up with zeros.
 template <typename T, typename X>
-Rows<X> rows_of(const Linear& args, const LinearTile& tile) {
+Operands<X> operands_of(const Linear& args, const LinearTile& tile) {
   const T* x = static_cast<const T*>(args.x) + tile.row * args.x_stride;
   const int64_t padded = round_up(args.in_features, Step<T>::kGroup);
   if constexpr (sizeof(T) == sizeof(X)) {
@@ -128,97 +123,44 @@ Rows<X> rows_of(const Linear& args, const LinearTile& tile) {
   return {copy, padded};
 }
 
-// ---- a block of rows by kOutputs outputs
-
-template <typename T>
-struct Block {
-  Rows<typename Step<T>::X> rows;
-  const T* weight;  // the block's first output of the panel's first input
-  const T* bias;    // of the first output, or null
-  T* out;
-  int64_t in_features;
-  int64_t out_stride;
-  int64_t num_outputs;  // at most kOutputs
-  int64_t ahead;        // bytes from the weights that are read to those that are prefetched
-};
-
-// The last block that reads a panel brings the next one into the second-level cache. Panels that do
-// not stay there between two blocks are prefetched from a fixed distance by every block.
-inline int64_t prefetch_distance(int64_t panel_bytes, bool last) {
-  constexpr int64_t kPanelBytesKept = 512 << 10;
-  constexpr int64_t kDistance = 128 << 10;
-  if (panel_bytes > kPanelBytesKept) return kDistance;
-  return last ? panel_bytes : 0;
-}
-
-template <typename T>
-[[gnu::always_inline]] inline void prefetch(const T* w, int64_t ahead) {
-  constexpr int64_t kBytes = Step<T>::kGroup * kOutputs * int64_t{sizeof(T)};
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < kBytes; i += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(w) + ahead + i, 0, 2);
-  }
-}
+// ---- one block
 
 template <typename T, int kRows>
-void compute(const Block<T>& block) {
+void compute(const Linear& args, const Operands<typename Step<T>::X>& operands, int64_t first_row,
+             PanelBlock block) {
   constexpr int64_t kGroup = Step<T>::kGroup;
   Floats sums[kRows][kVectors] = {};
-  const auto* x = block.rows.first;
-  const T* w = block.weight;
-  for (int64_t in = 0; in < block.in_features; in += kGroup) {
-    if constexpr (kRows >= kPrefetchRows) prefetch(w, block.ahead);
-    Step<T>::template add<kRows>(x, block.rows.stride, w, sums);
+  const auto* x = operands.first + block.row * operands.stride;
+  const T* w = reinterpret_cast<const T*>(block.panel) + block.part * kGroup;
+  for (int64_t in = 0; in < args.in_features; in += kGroup) {
+    if constexpr (kFetches<kRows, kMostRows>) block.ahead.fetch();
+    Step<T>::template add<kRows>(x, operands.stride, w, sums);
     x += kGroup;
     w += kGroup * kPanel;
   }
+  const T* bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + block.feature;
+  T* out = static_cast<T*>(args.out) + (first_row + block.row) * args.out_features + block.feature;
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; ++v) {
-    const int64_t left = block.num_outputs - v * kLanes;
+    const int64_t left = block.num_features - v * kLanes;
     if (left <= 0) break;
-    const Floats bias =
-        block.bias == nullptr ? Floats{} : load_first(block.bias + v * kLanes, left);
+    const Floats addend = bias == nullptr ? Floats{} : load_first(bias + v * kLanes, left);
 #pragma GCC unroll 12
     for (int row = 0; row < kRows; ++row) {
-      const Floats sum = block.bias == nullptr ? sums[row][v] : sums[row][v] + bias;
-      store_first(block.out + row * block.out_stride + v * kLanes, sum, left);
+      const Floats sum = bias == nullptr ? sums[row][v] : sums[row][v] + addend;
+      store_first(out + row * args.out_features + v * kLanes, sum, left);
     }
   }
-}
-
-template <typename T, int kRows = kBlockRows>
-void compute(const Block<T>& block, int64_t num_rows) {
-  if constexpr (kRows > 1) {
-    if (num_rows < kRows) return compute<T, kRows - 1>(block, num_rows);
-  }
-  compute<T, kRows>(block);
 }
 
 template <typename T>
 void compute_tile(const Linear& args, const LinearTile& tile) {
-  const auto rows = rows_of<T, typename Step<T>::X>(args, tile);
-  const int64_t panel_size = round_up(args.in_features, Step<T>::kGroup) * kPanel;
-  const int64_t num_blocks = (tile.num_rows + kBlockRows - 1) / kBlockRows;
-  const int64_t first = tile.panel * kPanel;
-  const int64_t last = min(first + tile.num_panels * kPanel, args.out_features);
-  for (int64_t output = first; output < last; output += kOutputs) {
-    const T* weight = static_cast<const T*>(args.weight) + output / kPanel * panel_size +
-                      output % kPanel * Step<T>::kGroup;
-    for (int64_t i = 0; i < num_blocks; ++i) {
-      const int64_t begin = tile.num_rows * i / num_blocks;
-      const int64_t end = tile.num_rows * (i + 1) / num_blocks;
-      compute<T>(
-          {.rows = {rows.first + begin * rows.stride, rows.stride},
-           .weight = weight,
-           .bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + output,
-           .out = static_cast<T*>(args.out) + (tile.row + begin) * args.out_features + output,
-           .in_features = args.in_features,
-           .out_stride = args.out_features,
-           .num_outputs = min(kOutputs, args.out_features - output),
-           .ahead = prefetch_distance(panel_size * int64_t{sizeof(T)}, i + 1 == num_blocks)},
-          end - begin);
-    }
-  }
+  const auto operands = operands_of<T, typename Step<T>::X>(args, tile);
+  const int64_t steps = (args.in_features + Step<T>::kGroup - 1) / Step<T>::kGroup;
+  walk_tile<kMostRows>(args, tile, panel_bytes(args.format, args.in_features), steps,
+                       [&]<int kRows>(Rows<kRows>, const PanelBlock& block) {
+                         compute<T, kRows>(args, operands, tile.row, block);
+                       });
 }
 
 }  // namespace

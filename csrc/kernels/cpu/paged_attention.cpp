@@ -100,14 +100,23 @@ void paged_attention(DType dtype, const PagedAttention& args) {
   if (num_tiles < kFewTiles && num_tiles < key_tiles && rows <= kFewRows) {
     return attend_by_keys(dtype, args, tiles, cost);
   }
-  // The longest first, so that no thread starts a long one when the others are done.
+  // The longest first, so that no thread starts a long one when the others are done; the heads of a
+  // sequence side by side, as their blocks are.
   std::sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
-    return num_pairs(a) > num_pairs(b);
+    const int64_t more = num_pairs(a) - num_pairs(b);
+    if (more != 0) return more > 0;
+    return a.first_token != b.first_token ? a.first_token < b.first_token : a.kv_head < b.kv_head;
   });
   const Kernels& isa = kernels();
   const int64_t scratch = isa.attention_scratch_floats(args);
-  AIRSIDE_ISA::parallel_tasks(num_tiles, cost, [&](int64_t i) {
-    isa.attend(dtype, args, tiles[i], scratch_floats(scratch));
+  // Small tiles are taken in runs: whoever has one knows which is the next.
+  const int64_t run =
+      rows > kFewRows ? 1 : std::max<int64_t>(1, num_tiles / (8 * AIRSIDE_ISA::num_threads()));
+  AIRSIDE_ISA::parallel_tasks((num_tiles + run - 1) / run, cost, [&](int64_t task) {
+    for (int64_t i = task * run; i < std::min((task + 1) * run, num_tiles); ++i) {
+      const AttentionTile* next = i + 1 < num_tiles ? &tiles[i + 1] : nullptr;
+      isa.attend(dtype, args, tiles[i], next, scratch_floats(scratch));
+    }
   });
 }
 

@@ -29,6 +29,16 @@ inline bool worth_threads([[maybe_unused]] int64_t count, [[maybe_unused]] int64
 #endif
 }
 
+// Of whoever would take part in a loop.
+inline int64_t num_threads() {
+  if (const Team* const team = led_team(); team != nullptr) return team->size();
+#ifdef _OPENMP
+  return omp_in_parallel() ? 1 : omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
 inline int64_t num_parts(int64_t count, int64_t cost, int64_t cost_per_part, int64_t most) {
   const int64_t wanted = cost / cost_per_part;
   const int64_t fewer = wanted < count ? wanted : count;

@@ -28,27 +28,32 @@ int32_t sum_of_ints(Ints x) {
   return sum;
 }
 
+Ints larger_int(Ints a, Ints b) { return a > b ? a : b; }
+
 // max|x| / 127; NaN if an input is not finite.
 template <typename T>
 float scale_of(const T* x, int64_t n) {
-  Floats top = {};
-  Floats not_finite = {};  // 0 or NaN
+  // Without its sign, a float is the larger the larger its bits are; those of inf and NaN come
+  // last.
+  Ints tops = {};
   for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats v = load_first(x + i, n - i);
-    not_finite += v * 0.0f;
-    top = larger(top, floats_of(words_of(v) & 0x7fffffff));
+    const Words magnitude = words_of(load_first(x + i, n - i)) & 0x7fffffff;
+    tops = larger_int(tops, __builtin_bit_cast(Ints, magnitude));
   }
-  return largest_of(top) / 127.0f + sum_of(not_finite);
+  int32_t top = 0;
+  for (int i = 0; i < kLanes; ++i) top = tops[i] > top ? tops[i] : top;
+  return top >= 0x7f800000 ? __builtin_nanf("") : __builtin_bit_cast(float, top) / 127.0f;
 }
 
-// Returns the sum of the n values it stores, which are x / scale to nearest, ties to even.
+// Returns the sum of the n values it stores, which are x * (1 / scale) to nearest, ties to even;
+// zeros where the scale is too small to have an inverse.
 template <typename T>
 int32_t quantize(const T* x, int64_t n, float scale, uint8_t* out) {
-  const Floats divisor = splat(scale > 0.0f ? scale : 1.0f);
-  const Floats most = splat(127.0f);  // is passed where the scale is subnormal, and so not exact
+  const Floats inverse = splat(scale >= __FLT_MIN__ ? 1.0f / scale : 0.0f);
+  const Floats most = splat(127.0f);  // may be passed by a rounding
   Words sum = {};
   for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats v = load_first(x + i, n - i) / divisor;
+    const Floats v = load_first(x + i, n - i) * inverse;
     const Floats within = v > most ? most : (v >= -most ? v : -most);  // NaN is as good as any
     const Words shifted = words_of(within + splat(0x1.8p23f));  // the low bits are the integer
     sum += shifted - 0x4b400000u;

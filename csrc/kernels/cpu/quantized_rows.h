@@ -118,27 +118,4 @@ inline Ints multiply_quads(Ints sum, const WeightQuad& w, const RowQuad& x) {
 #endif
 }
 
-template <int kCount>
-struct Rows {};
-
-// Calls body(first, Rows<n>{}), 1 <= n <= kMost.
-template <int kMost, typename Body>
-void with_rows(int64_t first, int64_t n, const Body& body) {
-  if constexpr (kMost > 1) {
-    if (n < kMost) return with_rows<kMost - 1>(first, n, body);
-  }
-  body(first, Rows<kMost>{});
-}
-
-// Cuts num_rows into as few parts of at most kMost as there can be, about equally long, and calls
-// body(first, Rows<length>{}) for each. No result depends on the cut.
-template <int kMost, typename Body>
-void in_row_parts(int64_t num_rows, const Body& body) {
-  const int64_t parts = (num_rows + kMost - 1) / kMost;
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t first = num_rows * part / parts;
-    with_rows<kMost>(first, num_rows * (part + 1) / parts - first, body);
-  }
-}
-
 }  // namespace airside::cpu::AIRSIDE_ISA

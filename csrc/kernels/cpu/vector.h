@@ -71,13 +71,20 @@ inline Words round_words(Floats x) {
   return x == x ? bits + 0x7fff + ((bits >> 16) & 1) : Words{} + 0x7fc00000;
 }
 
+#if defined(__AVX512BF16__)
+// One instruction, to which subnormal numbers are 0.
+inline Halves narrow(Floats x, BFloat16) {
+  return __builtin_bit_cast(Halves, _mm512_cvtneps_pbh(x));
+}
+#else
 inline Halves narrow(Floats x, BFloat16) {
   return __builtin_convertvector(round_words(x) >> 16, Halves);
 }
+#endif
 
 // x as it would be after a store and a load.
 inline Floats round_to(Floats x, float) { return x; }
-inline Floats round_to(Floats x, BFloat16) { return floats_of(round_words(x) & 0xffff0000); }
+inline Floats round_to(Floats x, BFloat16) { return widen(narrow(x, BFloat16{}), BFloat16{}); }
 
 #if defined(__AVX512F__)
 inline Floats widen(Halves h, Float16) { return _mm512_cvtph_ps(__builtin_bit_cast(__m256i, h)); }
@@ -214,10 +221,32 @@ template <int kDistance = kLanes / 2>
 
 // ---- exp
 
-// Within 2 units in the last place; 0 below -87.3, inf above 88.3, NaN for NaN. The polynomial is
-// that of Cephes' expf.
+// e^r for |r| <= ln(2) / 2. The polynomial is that of Cephes' expf.
+inline Floats exp_of_remainder(Floats r) {
+  Floats p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  return fma(p, r * r, r) + splat(1.0f);
+}
+
+// Within 2 units in the last place where that is a normal number; 0 below -104, inf above 89, NaN
+// for NaN.
+#if defined(__AVX512F__)
 inline Floats exp(Floats x) {
-  const Floats lowest = splat(-87.3f);
+  // Of two operands the second is the result where one is NaN.
+  const Floats clamped = _mm512_max_ps(splat(-104.0f), _mm512_min_ps(splat(89.0f), x));
+  const Floats n = _mm512_roundscale_ps(clamped * splat(1.44269504f),
+                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  Floats r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  return _mm512_scalef_ps(exp_of_remainder(r), n);
+}
+#else
+inline Floats exp(Floats x) {
+  const Floats lowest = splat(-87.3f);  // below it the power is no normal number: 0
   const Floats highest = splat(88.3f);
   const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
   const Floats magic = splat(0x1.8p23f);  // adding it leaves round(x) in the low bits
@@ -225,17 +254,11 @@ inline Floats exp(Floats x) {
   const Floats n = shifted - magic;
   Floats r = fma(n, splat(-0.693359375f), clamped);
   r = fma(n, splat(2.12194440e-4f), r);
-  Floats p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + splat(1.0f);
   const Floats power = floats_of((words_of(shifted) << 23) + 0x3f800000u);
-  const Floats y = p * power;
+  const Floats y = exp_of_remainder(r) * power;
   return x < lowest ? Floats{} : (x > highest ? splat(kInfinity) : y);
 }
+#endif
 
 // ---- element types
 
