@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from airside.cluster.config.schema import Config
+from airside.cluster.environment import cache_folder
 from airside.cluster.gpus import count_gpus
 from airside.cluster.image_source import ImageSource, to_image
 from airside.cluster.launch_plan import LaunchPlan, Machine, Run
@@ -86,7 +87,7 @@ class LLM:
             self._processes = LocalProcesses()
             opened.callback(self._processes.stop)
             run = Run(secrets.token_hex(4), self._processes.run_dir)
-            machine = Machine("local", os.cpu_count() or 1, count_gpus())
+            machine = Machine("local", os.cpu_count() or 1, count_gpus(), packed_cache=cache_folder() / "packed")
             plan = LaunchPlan(config, model_config, path, run, machine, port=0)
             gateway = plan.gateways()[0]
             self._text = TextModel.of(gateway)

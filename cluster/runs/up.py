@@ -17,7 +17,7 @@ import airside
 from airside.cluster.client import Client
 from airside.cluster.config.file import load_config
 from airside.cluster.config.schema import Config
-from airside.cluster.environment import prepare_ray, variables
+from airside.cluster.environment import cache_folder, prepare_ray, variables
 from airside.cluster.gpus import count_gpus
 from airside.cluster.launch_plan import LaunchPlan, Machine, Network, Run
 from airside.cluster.model_source import resolve
@@ -208,4 +208,5 @@ def _machine() -> Machine:
         num_cores=len(os.sched_getaffinity(0)),
         num_gpus=count_gpus(),
         has_cuda_kernels=(Path(airside.__file__).parent / "_kernels_cuda.so").exists(),
+        packed_cache=cache_folder() / "packed",
     )

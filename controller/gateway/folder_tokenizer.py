@@ -68,7 +68,8 @@ class FolderTokenizer:
     def all_special_ids(self) -> list[int]:
         """Ids of the special tokens that have been named."""
         names = dict.fromkeys([*self._special_tokens.values(), *self._other_special_tokens])
-        return [self.backend_tokenizer.token_to_id(token) for token in names]
+        ids = (self.backend_tokenizer.token_to_id(token) for token in names)
+        return [token_id for token_id in ids if token_id is not None]
 
     def apply_chat_template(self, messages: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> str:
         """The prompt's text; both switches have one position here.
