@@ -29,7 +29,7 @@ from airside.workers.model_config import CheckpointError
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
-from airside.workers.weights.load_times import LoadTimes
+from airside.workers.weights.load_times import START_UP, LoadTimes
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class Worker:
         """Serves until told to stop, or until the process that started this one is gone."""
         if self._grammars is not None:
             self._link.watch(self._grammars.wake_fd)
+        log.info("%s%s", START_UP, times)  # before the hello, after which others may look for it
         self._say_hello(load_s)
-        log.info("start-up by its parts: %s", times)
         while os.getppid() == self._parent_pid:
             envelope = self._link.receive(timeout_ms=int(_HEARTBEAT_S * 1000))
             if envelope is not None and isinstance(envelope.message, Shutdown):

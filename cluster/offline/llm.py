@@ -37,6 +37,7 @@ from airside.controller.gateway.text_model import TextModel
 from airside.proto import messages as msg
 from airside.proto.abort_cause import AbortCause
 from airside.workers.model_config import load_model_config
+from airside.workers.weights.load_times import START_UP
 
 START_TIMEOUT_S = 180.0
 
@@ -54,6 +55,7 @@ class LLM:
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "none", "int8" or "gguf": the YAML file's `model.quantization`.
         max_model_len: the longest prompt plus output; None: all the model has.
+        packed_cache: whether packed weights of earlier starts are used, and kept for later ones.
         vision_workers: image preprocessing processes; ignored for text models.
         media: keys of the YAML file's `vision.media` block, for pictures that are named by URL.
         engine: keys of the YAML file's `engine` block, e.g. tensor_parallel_size=2.
@@ -70,6 +72,7 @@ class LLM:
         dtype: str = "auto",
         quantization: str = "none",
         max_model_len: int | None = None,
+        packed_cache: bool = True,
         vision_workers: int = 1,
         media: dict[str, Any] | None = None,
         **engine: Any,  # Any: checked by the configuration's model
@@ -79,6 +82,7 @@ class LLM:
             "dtype": dtype,
             "quantization": quantization,
             "max_model_len": max_model_len or "auto",
+            "packed_cache": packed_cache,
         }
         config = _offline_config(model_block, vision_workers, media or {}, engine)
         path = resolve(config.model.source, print)
@@ -172,6 +176,12 @@ class LLM:
     def stats(self) -> dict[str, float]:
         """The engine's gauges, by their names in `airside.v1.Gauges`."""
         return self._session.ask(msg.GaugesQuery, msg.Gauges).gauges
+
+    def start_up(self) -> dict[str, float]:
+        """What the start of rank 0 took, by its parts: seconds."""
+        lines = self._processes.log("worker-0").splitlines()
+        parts = next((line.split(START_UP, 1)[1] for line in lines if START_UP in line), "")
+        return {name.removesuffix("_s"): float(value) for name, value in (word.split("=") for word in parts.split())}
 
     def close(self) -> None:
         """Ends the engine's processes and frees what they held. Safe to call twice."""

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+START_UP = "start-up by its parts: "
+"""What a rank's log has before the parts of its start."""
+
 
 class LoadTimes:
     """Seconds by phase, added up."""
