@@ -31,6 +31,12 @@ def runtime_dir() -> Path | None:
     return Path(value) if value else None
 
 
+def cache_folder() -> Path:
+    """Where Airside keeps what it can make again: `$XDG_CACHE_HOME/airside`, or under `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "airside"
+
+
 def prepare_ray(*, local: bool) -> None:
     """Sets what Ray reads when it is imported. Values that the user has set stay."""
     values = _RAY_QUIET | _RAY_NICENESS | (_RAY_LOOPBACK if local else {}) | ({} if sys.stdout.isatty() else _RAY_PLAIN)

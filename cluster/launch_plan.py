@@ -57,6 +57,7 @@ class Machine:
     num_cores: int
     num_gpus: int
     has_cuda_kernels: bool = False
+    packed_cache: Path | None = None  # where packed weights may be kept; None: nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,7 @@ class LaunchPlan:
                 draft_method=engine.drafts.method,
                 max_draft_tokens=engine.drafts.max_tokens,
                 quantization=self.config.model.quantization,
+                packed_cache=self._packed_cache,
                 embedding_cache_bytes=self.config.vision.cache.embeddings,
                 node=self._machine.node,
                 log_level=self.config.observability.log_level,
@@ -295,6 +297,12 @@ class LaunchPlan:
         if self.device != "cpu":
             return 1
         return max(1, self._machine.num_cores // self.config.engine.tensor_parallel_size)
+
+    @property
+    def _packed_cache(self) -> str:
+        """The folder; "" where there is none, or it is not wanted."""
+        folder = self._machine.packed_cache
+        return str(folder) if self.config.model.packed_cache and folder is not None else ""
 
 
 def _device(config: Config, machine: Machine) -> str:

@@ -105,6 +105,7 @@ class WorkerSettings(Settings):
     max_draft_tokens: int = 0
     embedding_cache_bytes: int = 256 * 2**20  # of pictures' embeddings
     quantization: str = "none"  # "none" | "int8" | "gguf": how the decoder's linear layers hold their weights
+    packed_cache: str = ""  # the folder of packed weights from earlier starts; "": none are read or written
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import sys
 
 from airside.proto.settings import WorkerSettings
 from airside.workers.environment import prepare_torch
+from airside.workers.weights.load_times import LoadTimes
 
 
 def main() -> int:
@@ -23,9 +24,11 @@ def main() -> int:
         stream=sys.stderr,
     )
     prepare_torch(settings.rendezvous)
-    from airside.workers.worker import run_worker  # torch takes a second; bad settings should not
+    times = LoadTimes()
+    with times.phase("import"):
+        from airside.workers.worker import run_worker  # torch takes a second; bad settings should not
 
-    return run_worker(settings, parent_pid)
+    return run_worker(settings, parent_pid, times)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class EngramLayer:
         self._own = group.shard(len(primes))
         first, last = int(starts[self._own.start]), int(starts[self._own.stop])
         self._starts = starts[self._own] - first
-        self._tables = weights.read(f"{prefix}.tables.weight", (int(starts[-1]), dim), slice(first, last))
+        self._tables = weights.table(f"{prefix}.tables.weight", (int(starts[-1]), dim), slice(first, last))
         # Key and value: one product of the memory.
         self._project = RowParallelLinear(
             weights, f"{prefix}.kv_proj", 2 * hidden, len(primes) * dim, group, bias=False

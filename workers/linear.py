@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,10 +25,20 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, weight_format: str |
     """
     if weight.device.type != "cpu":
         return lambda x: functional.linear(x, weight, bias)
-    own_format = str(weight.dtype).removeprefix("torch.")
-    return multiply_packed(ops.pack_weight(weight.contiguous(), weight_format or own_format), bias)
+    return PackedLinear(ops.pack_weight(weight.contiguous(), weight_format or format_of(weight.dtype)), bias)
 
 
-def multiply_packed(weight: PackedWeight, bias: Tensor | None = None) -> Linear:
+def format_of(dtype: torch.dtype) -> str:
+    """The format of a packed weight that keeps that dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+class PackedLinear:
     """`make_linear` of a weight that is laid out already."""
-    return lambda x: ops.linear(x, weight, bias)
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self._bias)

@@ -26,6 +26,9 @@ _weight_memory = WeightMemory()
 GGUF_BLOCK = 32
 """Inputs of one block of a GGUF tensor that `pack_blocks` takes."""
 
+PANEL = 32
+"""Rows of a packed weight that lie together."""
+
 
 @functools.cache
 def _library(device_type: str) -> Any:  # Any: a tvm-ffi module, whose functions are found by name
@@ -315,10 +318,29 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
         format: "float32", "bfloat16", "float16", or "int8": a scale per output feature, max|w| / 127, and weights as
             multiples of it to nearest, ties to even.
     """
-    kernels, (out_features, in_features) = _kernels(weight), weight.shape
-    data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
-    kernels.pack_weight(weight, format, data)
+    packed = empty_packed(format, *weight.shape)
+    pack_rows(packed, 0, weight)
+    return packed
+
+
+def empty_packed(format: str, out_features: int, in_features: int) -> PackedWeight:
+    """What `pack_weight` returns, not filled in yet."""
+    data = _weight_memory.take(_library("cpu").packed_bytes(format, out_features, in_features))
     return PackedWeight(data, format, out_features, in_features)
+
+
+def pack_rows(packed: PackedWeight, first: int, rows: Tensor) -> None:
+    """Fills in rows of a packed weight.
+
+    Args:
+        first: the first of them, a multiple of `PANEL`.
+        rows: [num_rows, in_features], as `pack_weight` takes them; a multiple of `PANEL`, or up to the last one.
+    """
+    end, kernels = first + len(rows), _kernels(rows)
+    assert first % PANEL == 0
+    assert end == packed.out_features or (end < packed.out_features and end % PANEL == 0)
+    begin, size = (kernels.packed_bytes(packed.format, count, packed.in_features) for count in (first, len(rows)))
+    kernels.pack_weight(rows, packed.format, packed.data[begin : begin + size])
 
 
 def pack_blocks(blocks: Tensor, format: str) -> PackedWeight:
@@ -333,6 +355,24 @@ def pack_blocks(blocks: Tensor, format: str) -> PackedWeight:
     data = _weight_memory.take(kernels.packed_bytes(format, out_features, in_features))
     kernels.pack_blocks(blocks, format, data)
     return PackedWeight(data, format, out_features, in_features)
+
+
+def gather_packed_rows(weight: PackedWeight, rows: Tensor) -> Tensor:
+    """`w[rows]` of the matrix w that was packed, to the bit.
+
+    Args:
+        weight: of a format that keeps all bits (`is_exact`).
+        rows: [num_rows] int64.
+    Returns: [num_rows, in_features], contiguous, of the format's dtype.
+    """
+    out = torch.empty((rows.shape[0], weight.in_features), dtype=getattr(torch, weight.format), device=rows.device)
+    _kernels(rows).gather_packed_rows(weight.data, weight.format, weight.out_features, weight.in_features, rows, out)
+    return out
+
+
+def weight_layout() -> int:
+    """The version of the order of a packed weight's bytes."""
+    return int(_library("cpu").weight_layout())
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:

@@ -24,6 +24,11 @@ class PackedWeight:
     out_features: int
     in_features: int
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has all bits of what it was made of."""
+        return self.format in ("float32", "bfloat16", "float16")
+
 
 class WeightMemory:
     """Memory for packed weights, one behind the other in huge pages: they are read from end to end at every step, and

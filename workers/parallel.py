@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from airside.workers.exchange import Exchange, MemoryExchange, meet
 from airside.workers.weights.weight_source import MatrixPart, WeightSource
@@ -126,67 +125,3 @@ class RowParallelLinear:
         """[num_tokens, in_features / size] -> [num_tokens, out_features]."""
         out = self._group.sum(self._linear(x))
         return out if self._bias is None else out + self._bias
-
-
-def read_vocab_rows(weights: WeightSource, name: str, vocab_size: int, hidden_size: int, group: RankGroup) -> Tensor:
-    """This rank's rows of a table over the vocabulary: [ceil(vocab_size / size), hidden], with zeros past its end.
-
-    Few vocabularies can be divided evenly; rows that stand for no token let every rank have as many.
-    """
-    rows = weights.read(f"{name}.weight", (vocab_size, hidden_size), _vocab_rows(vocab_size, group))
-    missing = -(-vocab_size // group.size) - rows.shape[0]
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
-
-
-def _vocab_rows(vocab_size: int, group: RankGroup) -> slice:
-    """The rows of this rank that stand for tokens; the last ranks may have fewer than the others, or none."""
-    part = -(-vocab_size // group.size)
-    first = min(group.rank * part, vocab_size)
-    return slice(first, min(first + part, vocab_size))
-
-
-class VocabParallelEmbedding:
-    """Token embeddings; each rank holds its rows of the table."""
-
-    def __init__(self, weights: WeightSource, name: str, vocab_size: int, hidden_size: int, group: RankGroup) -> None:
-        self._group = group
-        self.weight = read_vocab_rows(weights, name, vocab_size, hidden_size, group)
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens] int64 -> [num_tokens, hidden]."""
-        if self._group.size == 1:
-            return functional.embedding(token_ids, self.weight)
-        local = token_ids - self._group.rank * self.weight.shape[0]
-        own = (local >= 0) & (local < self.weight.shape[0])
-        local = torch.where(own, local, 0)
-        return self._group.sum(functional.embedding(local, self.weight).masked_fill_(~own[:, None], 0))
-
-
-class VocabParallelHead:
-    """The projection to logits; each rank computes those of its rows of the vocabulary.
-
-    Args:
-        held: this rank's rows where they are the embedding's too, as `read_vocab_rows` returns them.
-    """
-
-    def __init__(
-        self,
-        weights: WeightSource,
-        name: str,
-        vocab_size: int,
-        hidden_size: int,
-        group: RankGroup,
-        held: Tensor | None = None,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._group = group
-        self._num_rows = -(-vocab_size // group.size)
-        own = _vocab_rows(vocab_size, group)
-        self._linear = weights.linear([MatrixPart(f"{name}.weight", (vocab_size, hidden_size), own)], held=held)
-
-    def __call__(self, hidden: Tensor) -> Tensor | None:
-        """[num_rows, hidden] -> [num_rows, vocab_size] float32 on rank 0, None on the others."""
-        own = self._linear(hidden)
-        missing = self._num_rows - own.shape[1]
-        logits = self._group.gather_columns(functional.pad(own, (0, missing)) if missing else own)
-        return None if logits is None else logits[:, : self._vocab_size].float()

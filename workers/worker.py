@@ -29,6 +29,7 @@ from airside.workers.model_config import CheckpointError
 from airside.workers.model_runner import ModelRunner
 from airside.workers.parallel import RankGroup
 from airside.workers.pixels import PixelArena
+from airside.workers.weights.load_times import START_UP, LoadTimes
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,11 @@ class Worker:
         self._process = psutil.Process()
         self._last_heartbeat_s = 0.0
 
-    def run(self, load_s: float) -> None:
+    def run(self, load_s: float, times: LoadTimes) -> None:
         """Serves until told to stop, or until the process that started this one is gone."""
         if self._grammars is not None:
             self._link.watch(self._grammars.wake_fd)
+        log.info("%s%s", START_UP, times)  # before the hello, after which others may look for it
         self._say_hello(load_s)
         while os.getppid() == self._parent_pid:
             envelope = self._link.receive(timeout_ms=int(_HEARTBEAT_S * 1000))
@@ -79,8 +81,10 @@ class Worker:
             case CloseGrammar(seq_id) if self._grammars is not None:
                 self._grammars.close(seq_id)
             case KvSetup(num_blocks):
-                self._runner.allocate(num_blocks)
-                log.info("allocated num_blocks=%d", num_blocks)
+                times = LoadTimes()
+                with times.phase("allocate"):
+                    self._runner.allocate(num_blocks)
+                log.info("allocated num_blocks=%d %s", num_blocks, times)
             case other:
                 raise TypeError(f"a worker was sent {type(other).__name__}")
 
@@ -124,22 +128,24 @@ class Worker:
             self._link.send(Heartbeat(rss_bytes=self._process.memory_info().rss))
 
 
-def run_worker(settings: WorkerSettings, parent_pid: int) -> int:
+def run_worker(settings: WorkerSettings, parent_pid: int, times: LoadTimes) -> int:
     """Loads a rank, serves it, and returns the exit status: 0 after a shutdown, 1 after a failure told to the bus.
 
     Args:
         parent_pid: `os.getppid()` as early as can be: the parent may die while the weights load.
+        times: what has been done before.
     """
     torch.set_num_threads(settings.num_threads)
     link = Link(settings.endpoint, settings.name)
     try:
         started_s = time.perf_counter()
-        group = RankGroup.connect(settings.rank, settings.world_size, settings.rendezvous, device_of(settings))
+        with times.phase("meet"):
+            group = RankGroup.connect(settings.rank, settings.world_size, settings.rendezvous, device_of(settings))
         arena = PixelArena()
-        runner = load_runner(settings, group, arena)
+        runner = load_runner(settings, group, arena, times)
         worker = Worker(settings, link, runner, arena, parent_pid)
         keep_what_is_loaded()
-        worker.run(time.perf_counter() - started_s)
+        worker.run(time.perf_counter() - started_s, times)
         group.close()
     except Exception as error:
         # The controller cannot see this process' log; it gets the reason in one line, the log gets the rest.

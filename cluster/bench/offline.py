@@ -20,7 +20,7 @@ from airside.cluster.offline.llm import LLM
 from airside.cluster.sampling_params import SamplingParams
 from airside.workers.model_config import ModelConfig, load_model_config
 
-SPEED, MEMORY = "Speed", "Peak memory"
+SPEED, MEMORY, START_UP = "Speed", "Peak memory", "Start-up"
 
 
 class OfflineEngine:
@@ -32,7 +32,9 @@ class OfflineEngine:
     """
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:  # Any: checked by the configuration
+        began = time.perf_counter()
         self.llm = LLM(model, **{"enable_prefix_caching": False, **options})
+        self.ready_s = time.perf_counter() - began
 
     def generate(self, prompts: Prompts, num_tokens: int) -> float:
         """The seconds it took. Raises RuntimeError when tokens are missing."""
@@ -59,10 +61,16 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
     dtype = dtype if dtype in DTYPE_BYTES else (config.dtype if config.dtype in DTYPE_BYTES else "bfloat16")
     figures = figures_of(load)
     samples: dict[Figure, list[float]] = {figure: [] for figure in figures}
-    with progress(load.rounds * len(figures) + 4) as advance:
+    start_up = Table(START_UP, [Column("start", "start"), Column("ready", "ready, s"), Column("parts", "rank 0, s")])
+    with progress(load.rounds * len(figures) + 5) as advance:
+        advance("loading the model, its weights packed anew")
+        engine = OfflineEngine(str(path), {**options, "packed_cache": False})
+        with engine.llm:
+            _add_start(start_up, "weights packed anew", engine)
         advance("loading the model")
         engine = OfflineEngine(str(path), options)
         with engine.llm:
+            _add_start(start_up, "as it is set", engine)
             advance("the machine's limits")
             limits = measure_limits_apart(dtype, limit_seconds)
             advance("warming up")
@@ -84,7 +92,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
     return Report(
         f"airside bench offline: {model}, {precision}",
         {"model": model, **asdict(precision), "options": dict(options), **asdict(load)},
-        [_speed(samples, reached), _memory(memory)],
+        [_speed(samples, reached), _memory(memory), start_up],
         [Chart(SPEED, "figure", "of_limit")],
         {figure.key: values for figure, values in samples.items()},
         limits,
@@ -95,6 +103,12 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
             *precision.notes,
         ],
     )
+
+
+def _add_start(table: Table, start: str, engine: OfflineEngine) -> None:
+    """A row: until the engine took requests, and what of that rank 0 was at."""
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in engine.llm.start_up().items())
+    table.add(start=start, ready=engine.ready_s, parts=parts)
 
 
 def _warm_up(engine: OfflineEngine, load: Load, config: ModelConfig) -> None:

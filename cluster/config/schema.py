@@ -123,6 +123,11 @@ class ModelBlock(Block):
         description="of the decoder's linear layers, on the CPU; none: weights in dtype; int8: 8-bit weights and "
         "activations, made while loading; gguf: the blocks of the .gguf file as they are",
     )
+    packed_cache: bool = Field(
+        default=True,
+        description="keep the weights on disk as the CPU's kernels read them, under ~/.cache/airside/packed, and start "
+        "from there",
+    )
     max_model_len: AutoCount = Field(
         default=None, description="prompt and output tokens of one request; auto: all the model has"
     )

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from airside.cluster.demo_model import recipe, wheel
 from airside.cluster.demo_model.wheel import DemoModelError, Progress
-from airside.cluster.environment import variables
+from airside.cluster.environment import cache_folder
 
 
-def cache_folder() -> Path:
-    """Where models built by Airside live: `$XDG_CACHE_HOME/airside/models`, or under `~/.cache`."""
-    base = variables().get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "airside" / "models"
+def models_folder() -> Path:
+    """Where models built by Airside live."""
+    return cache_folder() / "models"
 
 
 def demo_checkpoint(progress: Progress) -> Path:
@@ -27,7 +26,7 @@ def demo_checkpoint(progress: Progress) -> Path:
     Raises:
         DemoModelError: it cannot be built here; the message says why and what to do.
     """
-    models = cache_folder()
+    models = models_folder()
     folder = models / f"smollm2-135m-digits-{recipe.version()}"
     if folder.is_dir():
         return folder

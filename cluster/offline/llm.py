@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from airside.cluster.config.schema import Config
+from airside.cluster.environment import cache_folder
+from airside.cluster.gpus import count_gpus
 from airside.cluster.image_source import ImageSource, to_image
 from airside.cluster.launch_plan import LaunchPlan, Machine, Run
 from airside.cluster.local_processes import LocalProcesses
@@ -35,6 +37,7 @@ from airside.controller.gateway.text_model import TextModel
 from airside.proto import messages as msg
 from airside.proto.abort_cause import AbortCause
 from airside.workers.model_config import load_model_config
+from airside.workers.weights.load_times import START_UP
 
 START_TIMEOUT_S = 180.0
 
@@ -52,6 +55,7 @@ class LLM:
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "none", "int8" or "gguf": the YAML file's `model.quantization`.
         max_model_len: the longest prompt plus output; None: all the model has.
+        packed_cache: whether packed weights of earlier starts are used, and kept for later ones.
         vision_workers: image preprocessing processes; ignored for text models.
         media: keys of the YAML file's `vision.media` block, for pictures that are named by URL.
         engine: keys of the YAML file's `engine` block, e.g. tensor_parallel_size=2.
@@ -68,6 +72,7 @@ class LLM:
         dtype: str = "auto",
         quantization: str = "none",
         max_model_len: int | None = None,
+        packed_cache: bool = True,
         vision_workers: int = 1,
         media: dict[str, Any] | None = None,
         **engine: Any,  # Any: checked by the configuration's model
@@ -77,6 +82,7 @@ class LLM:
             "dtype": dtype,
             "quantization": quantization,
             "max_model_len": max_model_len or "auto",
+            "packed_cache": packed_cache,
         }
         config = _offline_config(model_block, vision_workers, media or {}, engine)
         path = resolve(config.model.source, print)
@@ -85,7 +91,7 @@ class LLM:
             self._processes = LocalProcesses()
             opened.callback(self._processes.stop)
             run = Run(secrets.token_hex(4), self._processes.run_dir)
-            machine = Machine("local", os.cpu_count() or 1, 0 if config.engine.device == "cpu" else _num_gpus())
+            machine = Machine("local", os.cpu_count() or 1, count_gpus(), packed_cache=cache_folder() / "packed")
             plan = LaunchPlan(config, model_config, path, run, machine, port=0)
             gateway = plan.gateways()[0]
             self._text = TextModel.of(gateway)
@@ -171,6 +177,12 @@ class LLM:
         """The engine's gauges, by their names in `airside.v1.Gauges`."""
         return self._session.ask(msg.GaugesQuery, msg.Gauges).gauges
 
+    def start_up(self) -> dict[str, float]:
+        """What the start of rank 0 took, by its parts: seconds."""
+        lines = self._processes.log("worker-0").splitlines()
+        parts = next((line.split(START_UP, 1)[1] for line in lines if START_UP in line), "")
+        return {name.removesuffix("_s"): float(value) for name, value in (word.split("=") for word in parts.split())}
+
     def close(self) -> None:
         """Ends the engine's processes and frees what they held. Safe to call twice."""
         self._opened.close()
@@ -255,9 +267,3 @@ def _offline_config(
             },
         }
     )
-
-
-def _num_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()

@@ -17,7 +17,8 @@ import airside
 from airside.cluster.client import Client
 from airside.cluster.config.file import load_config
 from airside.cluster.config.schema import Config
-from airside.cluster.environment import prepare_ray, variables
+from airside.cluster.environment import cache_folder, prepare_ray, variables
+from airside.cluster.gpus import count_gpus
 from airside.cluster.launch_plan import LaunchPlan, Machine, Network, Run
 from airside.cluster.model_source import resolve
 from airside.cluster.runs.leftovers import clean_dead_runs, clean_run
@@ -205,6 +206,7 @@ def _machine() -> Machine:
     return Machine(
         node=socket.gethostname(),
         num_cores=len(os.sched_getaffinity(0)),
-        num_gpus=sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*")),  # torch would say it too, a second later
+        num_gpus=count_gpus(),
         has_cuda_kernels=(Path(airside.__file__).parent / "_kernels_cuda.so").exists(),
+        packed_cache=cache_folder() / "packed",
     )

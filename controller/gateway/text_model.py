@@ -1,8 +1,8 @@
 """The text side of a checkpoint: tokenizer, chat template, end tokens, image mark, sampling defaults.
 
-A folder with a `tokenizer.json` is read as it stands, through transformers' generic tokenizer class: 0.7 s and 64 MB,
-and no torch. Anything else (a sentencepiece model, a `.gguf` file) needs transformers' converters, which import torch:
-3 s and 300 MB.
+A folder with a `tokenizer.json` is read as it stands: by `folder_tokenizer.py` if that file says all there is to it,
+else through transformers' generic tokenizer class, which takes 60 MB more and no torch. Anything else (a sentencepiece
+model, a `.gguf` file) needs transformers' converters, which import torch: 3 s and 300 MB.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenizers import Encoding, Tokenizer
 
 from airside.controller.gateway.detokenizer import Detokenizer, Vocabulary
 from airside.controller.gateway.errors import ModelFilesError, invalid
+from airside.controller.gateway.folder_tokenizer import read_folder_tokenizer
 from airside.controller.gateway.generation_defaults import GenerationDefaults
-from airside.controller.gateway.gguf_tokenizer import restore_pre_tokenizer
 from airside.proto.settings import GatewaySettings
 
 ChatMessages = Sequence[Mapping[str, object]]
@@ -29,7 +29,7 @@ class TextModel:
     """Text to token ids and back, for one checkpoint.
 
     Args:
-        tokenizer: transformers' tokenizer with a `tokenizers` backend (Any: its classes are made at run time).
+        tokenizer: a `FolderTokenizer`, or transformers' with a `tokenizers` backend (Any: classes made at run time).
         config: `config.json`, or nothing for a .gguf file.
         generation_config: `generation_config.json`, or nothing.
         image_mark_id: what stands for an image in a prompt; None: the config's image token.
@@ -133,8 +133,13 @@ class TextModel:
 
 def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:  # Any: transformers' own classes
     try:
-        if (folder / "tokenizer.json").is_file() or gguf_file is not None:
+        has_tokenizer_json = (folder / "tokenizer.json").is_file()
+        if gguf_file is None and has_tokenizer_json and (plain := read_folder_tokenizer(folder)) is not None:
+            return plain
+        if has_tokenizer_json or gguf_file is not None:
             from transformers import PreTrainedTokenizerFast
+
+            from airside.controller.gateway.gguf_tokenizer import restore_pre_tokenizer
 
             if gguf_file is None:
                 return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

@@ -51,6 +51,12 @@ def test_offline(home: Home, model: Path) -> None:
     assert len(memory) == 4
     assert memory["together"] == pytest.approx(sum(memory.values()) / 2)
     assert "| one request: decode |" in shown
+    starts = found["tables"]["Start-up"]
+    assert [row["start"] for row in starts] == ["weights packed anew", "as it is set"]
+    for row in starts:
+        assert row["ready"] > 0
+        assert row["parts"].startswith("import ")
+        assert "read " in row["parts"]
 
 
 def test_step(home: Home, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,12 @@ def test_quantised_weights_are_for_the_cpu_and_blocks_for_gguf_files() -> None:
     blocks = Config(model={"quantization": "gguf"})
     (rank,) = LaunchPlan(blocks, model(), Path("/models/m.gguf"), RUN, LAPTOP, port=50051).workers(group=0)
     assert rank.quantization == "gguf"
+
+
+def test_packed_weights_are_kept_where_the_machine_has_a_place_unless_it_is_switched_off() -> None:
+    machine = dataclasses.replace(LAPTOP, packed_cache=Path("/home/me/.cache/airside/packed"))
+    (rank,) = plan(machine=machine).workers(group=0)
+    assert rank.packed_cache == "/home/me/.cache/airside/packed"
+    (off,) = plan({"model": {"packed_cache": False}}, machine=machine).workers(group=0)
+    (nowhere,) = plan().workers(group=0)
+    assert off.packed_cache == nowhere.packed_cache == ""

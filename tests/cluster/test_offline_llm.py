@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,3 +102,17 @@ def test_a_prompt_seen_before_is_found_in_the_cache(llm: LLM) -> None:
     assert first.token_ids == again.token_ids == salted.token_ids
     assert (first.usage.cached_tokens, again.usage.cached_tokens, salted.usage.cached_tokens) == (0, 96, 0)
     assert again.timings.prefill_s > 0
+
+
+def test_the_front_end_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """Of what it would import beside them, `torch` alone is 140 MB."""
+    program = f"""
+import sys
+from airside import LLM, SamplingParams
+with LLM({str(make_llama(tmp_path / "llama"))!r}, max_num_seqs=2, max_model_len=64) as llm:
+    (output,) = llm.generate([{PROMPT!r}], SamplingParams(max_tokens=9, choice=["red", "blue"]))
+assert output.token_ids
+print([name for name in ("torch", "transformers", "ray", "gguf") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

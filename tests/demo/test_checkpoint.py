@@ -34,7 +34,7 @@ def fake_assemble(_wheel: Path, partial: Path) -> None:
 def test_cache_is_in_the_home_folder_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert checkpoint.cache_folder() == Path("/home/someone/.cache/airside/models")
+    assert checkpoint.models_folder() == Path("/home/someone/.cache/airside/models")
 
 
 def test_finished_build_appears_whole_and_is_used_again(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

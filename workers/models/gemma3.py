@@ -21,8 +21,9 @@ from airside.workers.model_config import ModelConfig
 from airside.workers.model_configs.gemma3 import Gemma3VisionConfig
 from airside.workers.models.vision_layers import LayerNorm
 from airside.workers.models.vision_transformer import VisionTransformer
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
+from airside.workers.parallel import RankGroup
 from airside.workers.step_batch import StepBatch
+from airside.workers.vocabulary import read_vocabulary
 from airside.workers.weights.release_names import DECODERS, HEADS, TOWERS, find_name
 from airside.workers.weights.weight_source import WeightSource
 
@@ -65,9 +66,11 @@ class Gemma3ForCausalLM:
         heads: tuple[str, ...] = ("lm_head",),
     ) -> None:
         at = find_name(weights, prefixes, "embed_tokens.weight")
-        vocab, hidden, sliding = config.vocab_size, config.hidden_size, config.sliding
+        hidden, sliding = config.hidden_size, config.sliding
         self._eps = config.rms_norm_eps
-        self._embedding = VocabParallelEmbedding(weights, f"{at}embed_tokens", vocab, hidden, group)
+        is_tied = config.tie_word_embeddings
+        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
+        self._embedding, self._head = read_vocabulary(weights, f"{at}embed_tokens", name, config, group)
         self._layers = [
             Gemma3Layer(
                 weights,
@@ -81,10 +84,6 @@ class Gemma3ForCausalLM:
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
         # Rounded to the weights' dtype, as the embeddings were trained with.
         self._embedding_scale = torch.tensor(hidden**0.5, dtype=self._norm.dtype, device=self._norm.device)
-        is_tied = config.tie_word_embeddings
-        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
-        held = self._embedding.weight if is_tied else None
-        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
         self._rotary = RotaryTable(config, max_positions, self._norm.device)
         local = config if sliding is None else dataclasses.replace(config, rope=sliding.rope)
         self._local_rotary = RotaryTable(local, max_positions, self._norm.device)

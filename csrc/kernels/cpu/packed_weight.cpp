@@ -33,6 +33,23 @@ void pack_panels(const void* weight, int64_t out_features, int64_t in_features, 
   });
 }
 
+// The inverse, of single rows.
+template <typename T, int kGroup>
+void gather(const GatherPackedRows& args) {
+  const int64_t groups = (args.in_features + kGroup - 1) / kGroup;
+  AIRSIDE_ISA::parallel_for(args.num_rows, args.in_features, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* panel = static_cast<const T*>(args.weight) +
+                       args.rows[i] / kPanel * groups * kGroup * kPanel +
+                       args.rows[i] % kPanel * kGroup;
+      T* out = static_cast<T*>(args.out) + i * args.in_features;
+      for (int64_t in = 0; in < args.in_features; ++in) {
+        out[in] = panel[in / kGroup * kPanel * kGroup + in % kGroup];
+      }
+    }
+  });
+}
+
 }  // namespace
 
 std::optional<WeightFormat> weight_format(std::string_view name) {
@@ -83,6 +100,19 @@ void pack_weight(WeightFormat format, const void* weight, int64_t out_features, 
       return pack_panels<BFloat16, 2>(weight, out_features, in_features, panels);
     case WeightFormat::kFloat16:
       return pack_panels<Float16, 1>(weight, out_features, in_features, panels);
+    default:
+      return;
+  }
+}
+
+void gather_packed_rows(DType /*dtype*/, const GatherPackedRows& args) {
+  switch (args.format) {
+    case WeightFormat::kFloat32:
+      return gather<float, 1>(args);
+    case WeightFormat::kBFloat16:
+      return gather<BFloat16, 2>(args);
+    case WeightFormat::kFloat16:
+      return gather<Float16, 1>(args);
     default:
       return;
   }

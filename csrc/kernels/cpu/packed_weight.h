@@ -11,6 +11,9 @@
 // last panel is filled up with zeros, and so is the last group of inputs.
 namespace airside::cpu {
 
+// Counts up with every change of what lies where in a panel: packed weights are kept on disk.
+inline constexpr int64_t kWeightLayout = 1;
+
 inline constexpr int64_t kPanel = 32;
 inline constexpr int64_t kGgufBlock = 32;  // inputs of a GGUF block
 // The most inputs whose 8-bit products fit a 32-bit sum.
@@ -24,6 +27,16 @@ enum class WeightFormat {
   kQ8_0,      // GGUF's blocks of 32 inputs, a panel's side by side (linear_blocks.cpp)
   kQ4_0,
   kQ4_1,
+};
+
+// Rows of a weight, put together again.
+struct GatherPackedRows {
+  const void* weight;   // [panels] of a format that keeps all bits
+  const int64_t* rows;  // [num_rows], output features
+  void* out;            // [num_rows, in_features] of the format's dtype, contiguous
+  WeightFormat format;
+  int64_t num_rows;
+  int64_t in_features;
 };
 
 // Activations are float32, bfloat16 or float16 whatever the format.
@@ -72,5 +85,7 @@ int64_t block_bytes(WeightFormat format);
 // Lays out `weight`, [out_features, in_features] of the format's own dtype, contiguous, as panels.
 void pack_weight(WeightFormat format, const void* weight, int64_t out_features, int64_t in_features,
                  void* panels);
+
+void gather_packed_rows(DType dtype, const GatherPackedRows& args);
 
 }  // namespace airside::cpu
