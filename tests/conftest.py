@@ -17,6 +17,29 @@ from airside.vision_workers.segment import sweep
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--matrix", action="store_true", help="all combinations where a selection is the rule")
+    parser.addoption("--kernels", metavar="FILE", help="in this process, a library in place of the installed kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--kernels")
+    if path is not None:
+        use_kernels(path)
+
+
+def use_kernels(path: str) -> None:
+    """This library is under test. Each weight gets memory of its own, so that reading past its end is noticed."""
+    import torch
+    import tvm_ffi
+
+    from airside.workers import ops
+
+    class Apart:
+        def take(self, num_bytes: int) -> torch.Tensor:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+
+    library = tvm_ffi.load_module(path)
+    ops._library = lambda _: library
+    ops._weight_memory = Apart()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 from airside.cluster.bench.figures import Figure, Load, figures_of, limits_of, measure_round
 from airside.cluster.bench.machine import measure_limits_apart
 from airside.cluster.bench.memory import peaks_here
-from airside.cluster.bench.precision import DTYPE_BYTES, Precision
+from airside.cluster.bench.precision import precision_of
 from airside.cluster.bench.progress import progress
 from airside.cluster.bench.prompts import Prompts, make_prompts
 from airside.cluster.bench.report import Chart, Column, Report, Table
@@ -57,8 +57,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
     """
     path = resolve(model, print)
     config = load_model_config(path)
-    dtype = str(options.get("dtype", "auto"))
-    dtype = dtype if dtype in DTYPE_BYTES else (config.dtype if config.dtype in DTYPE_BYTES else "bfloat16")
+    precision = precision_of(config, options)
     figures = figures_of(load)
     samples: dict[Figure, list[float]] = {figure: [] for figure in figures}
     start_up = Table(START_UP, [Column("start", "start"), Column("ready", "ready, s"), Column("parts", "rank 0, s")])
@@ -72,7 +71,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
         with engine.llm:
             _add_start(start_up, "as it is set", engine)
             advance("the machine's limits")
-            limits = measure_limits_apart(dtype, limit_seconds)
+            limits = measure_limits_apart(precision.dtype, limit_seconds)
             advance("warming up")
             _warm_up(engine, load, config)
             for number in range(load.rounds):
@@ -86,8 +85,7 @@ def bench_offline(model: str, load: Load, options: Mapping[str, Any], limit_seco
             controller_s = engine.llm.stats()["controller_step_s"]
             memory = peaks_here()
         advance("the machine's limits again")
-        limits = limits.best(measure_limits_apart(dtype, limit_seconds))
-    precision = Precision(dtype, options.get("quantization", "none"))
+        limits = limits.best(measure_limits_apart(precision.dtype, limit_seconds))
     reached = limits_of(load, config, precision, limits)
     return Report(
         f"airside bench offline: {model}, {precision}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from airside.cluster.bench.machine import Limits
+from airside.workers.model_config import ModelConfig
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -51,3 +54,10 @@ class Precision:
         if self.quantization != "none" and seconds > limits.least_seconds(read, 0):
             return None
         return seconds
+
+
+def precision_of(config: ModelConfig, options: Mapping[str, Any]) -> Precision:  # Any: arguments of `LLM`
+    """What `LLM` holds a model's weights in, given its arguments."""
+    asked = str(options.get("dtype", "auto"))
+    dtype = next((each for each in (asked, config.dtype) if each in DTYPE_BYTES), "bfloat16")
+    return Precision(dtype, options.get("quantization", "none"))

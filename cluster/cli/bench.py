@@ -10,26 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airside.cluster.cli.bench_options import (
+    Context,
+    Json,
+    Model,
+    Output,
+    Plot,
+    Prompt,
+    Quick,
+    Rounds,
+    Settings,
+    counts_of,
+    llm_arguments,
+    values_of,
+)
+
 if TYPE_CHECKING:
     from airside.cluster.bench.report import Report
 
 app = typer.Typer(no_args_is_help=True, help="Measure the speed of models, servers, steps and operators.")
 
-Model = Annotated[str, typer.Option(help='"demo", a folder, a .gguf file or a Hugging Face id.')]
-Quick = Annotated[bool, typer.Option("--quick", help="Small and once: does it run, not how fast.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write everything, every sample too, to this file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw to this file, .png, .svg or .pdf; needs matplotlib.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the YAML file: engine.num_threads=1.")
-]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Measurements of each figure, of which the median counts.")]
-
 
 @app.command()
 def offline(
     model: Model = "demo",
-    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt.")] = None,
-    output: Annotated[int | None, typer.Option(min=2, help="Tokens of an output.")] = None,
+    prompt: Prompt = None,
+    output: Output = None,
     requests: Annotated[str | None, typer.Option(metavar="N,N,...", help="How many at once: 1,32.")] = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Tokens of the one long prompt; 0: none.")] = None,
     rounds: Rounds = None,
@@ -47,12 +53,35 @@ def offline(
         figures.QUICK if quick else figures.Load(),
         prompt_tokens=prompt,
         output_tokens=output,
-        num_requests=_counts("--requests", requests),
+        num_requests=counts_of("--requests", requests),
         prefill_tokens=prefill,
         rounds=rounds,
     )
     with _settings_checked():
-        report = bench_offline(model, load, _llm_arguments(_values(settings)), _limit_seconds(quick))
+        report = bench_offline(model, load, llm_arguments(settings), _limit_seconds(quick))
+    _present(report, json, plot)
+
+
+@app.command()
+def drafts(
+    model: Model = "demo",
+    prompt: Prompt = None,
+    output: Annotated[int | None, typer.Option(min=40, help="Tokens of an output.")] = None,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    quick: Quick = False,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Draft tokens by n-gram, with them and without in turns: on a text that repeats itself, and one that does not."""
+    _check(plot)
+    from airside.cluster.bench import drafts as bench
+
+    load = _given(
+        bench.QUICK if quick else bench.DraftsLoad(), prompt_tokens=prompt, output_tokens=output, rounds=rounds
+    )
+    with _settings_checked():
+        report = bench.bench_drafts(model, load, llm_arguments(settings))
     _present(report, json, plot)
 
 
@@ -66,8 +95,8 @@ def serve(
     served_model: Annotated[str | None, typer.Option(help="The model's name behind --url; default: the first.")] = None,
     streams: Annotated[int | None, typer.Option(min=1, help="Requests at any time.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests of a round.")] = None,
-    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt.")] = None,
-    output: Annotated[int | None, typer.Option(min=2, help="Tokens of an output.")] = None,
+    prompt: Prompt = None,
+    output: Output = None,
     vocab: Annotated[int | None, typer.Option(min=300, help="Prompts are token ids below this.")] = None,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -112,7 +141,7 @@ def serve(
 def step(
     model: Model = "demo",
     rows: Annotated[str | None, typer.Option(metavar="N,N,...", help="Sequences that decode: 1,4,16,32,64.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens that each has in the cache.")] = None,
+    context: Context = None,
     chunk: Annotated[int | None, typer.Option(min=2, help="Tokens of the step with a prompt.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Steps of each kind.")] = None,
     settings: Settings = None,
@@ -126,13 +155,13 @@ def step(
 
     load = _given(
         bench.QUICK if quick else bench.StepLoad(),
-        rows=_counts("--rows", rows),
+        rows=counts_of("--rows", rows),
         context_tokens=context,
         chunk_tokens=chunk,
         repeats=repeats,
     )
     with _settings_checked():
-        report = bench.bench_step(model, load, _values(settings), _limit_seconds(quick))
+        report = bench.bench_step(model, load, values_of(settings), _limit_seconds(quick))
     _present(report, json, plot)
 
 
@@ -140,7 +169,7 @@ def step(
 def kernels(
     model: Model = "demo",
     rows: Annotated[str | None, typer.Option(metavar="N,N,...", help="Rows of a call: 1,4,16,64,512.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens of each sequence of attention.")] = None,
+    context: Context = None,
     settings: Settings = None,
     quick: Quick = False,
     json: Json = None,
@@ -150,9 +179,9 @@ def kernels(
     _check(plot)
     from airside.cluster.bench import kernels as bench
 
-    load = _given(bench.QUICK if quick else bench.KernelLoad(), rows=_counts("--rows", rows), context_tokens=context)
+    load = _given(bench.QUICK if quick else bench.KernelLoad(), rows=counts_of("--rows", rows), context_tokens=context)
     with _settings_checked():
-        report = bench.bench_kernels(model, load, _values(settings), _limit_seconds(quick))
+        report = bench.bench_kernels(model, load, values_of(settings), _limit_seconds(quick))
     _present(report, json, plot)
 
 
@@ -163,43 +192,6 @@ def _given(defaults: Any, **values: Any) -> Any:  # Any: one of the loads
 
 def _limit_seconds(quick: bool) -> float:
     return 0.02 if quick else 1.0
-
-
-def _counts(option: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        counts = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        counts = ()
-    if not counts or counts[0] < 1:
-        raise typer.BadParameter(f"{text!r}: numbers from 1 on, with commas between them", param_hint=option)
-    return counts
-
-
-def _values(settings: list[str] | None) -> dict[str, dict[str, Any]]:  # Any: checked by the configuration
-    """Keys of the YAML file, block by block; values are read as YAML."""
-    import yaml
-
-    found: dict[str, dict[str, Any]] = {}
-    for setting in settings or []:
-        key, equals, value = setting.partition("=")
-        block, _, name = key.partition(".")
-        if not equals or not name:
-            raise typer.BadParameter(f"{setting!r} must be like engine.num_threads=1", param_hint="--set")
-        *outer, last = name.split(".")
-        place = found.setdefault(block, {})
-        for each in outer:
-            place = place.setdefault(each, {})
-        place[last] = yaml.safe_load(value)
-    return found
-
-
-def _llm_arguments(values: dict[str, dict[str, Any]]) -> dict[str, Any]:  # Any: as above
-    unknown = values.keys() - {"model", "engine"}
-    if unknown:
-        raise typer.BadParameter(f"LLM has no block {min(unknown)}; only model and engine", param_hint="--set")
-    return {**values.get("model", {}), **values.get("engine", {})}
 
 
 @contextmanager

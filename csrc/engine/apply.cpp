@@ -88,6 +88,9 @@ std::optional<Ending> Engine::TakeTokens(const Row& row, std::span<const TokenId
   stats_.draft_tokens += num_drafts;
   stats_.accepted_tokens += num_accepted;
   scheduler_.drafter().Learn(sequence, num_drafts, num_accepted);
+  // Drafts have become worth it: they cannot follow the token that the step in flight samples.
+  const bool must_wait = sequence.schedule.num_pending > 0 && sequence.TakesDrafts();
+  if (must_wait) in_flight_.back().awaited = true;
   if (num_rejected > 0) scheduler_.RollBack(sequence, num_rejected);
   CountComputed(row, num_rejected);
   sequence.draft.proposed.assign(result.proposed.begin(), result.proposed.end());

@@ -10,9 +10,9 @@
 namespace airside {
 namespace {
 
-// Of the moving average of how often n-gram drafts are right. It never gets so low that drafts
-// are not tried again where they cost next to nothing.
-constexpr float kAcceptanceStep = 0.1F;
+// Of moving averages over tokens.
+constexpr float kStep = 0.1F;
+// Acceptance never gets so low that drafts are not tried where they cost next to nothing.
 constexpr float kAcceptanceMin = 0.1F;
 constexpr float kAcceptanceMax = 0.98F;
 
@@ -21,15 +21,30 @@ double Uniform(std::uint64_t seed, std::uint64_t position) {
   return static_cast<double>(Scramble(Scramble(seed) + position) >> 11) * 0x1.0p-53;
 }
 
+// The model has made this token, whether a draft stood there or not: so it is known what drafts
+// would bring also while none are verified.
+void Judge(Sequence::Draft& draft, TokenId made) {
+  const std::vector<TokenId> expected = draft.ngrams.Propose(1);
+  const float right = !expected.empty() && expected.front() == made ? 1.0F : 0.0F;
+  draft.benefit += kStep * (right - draft.benefit);
+  if (expected.empty()) return;
+  draft.acceptance += kStep * (right - draft.acceptance);
+  draft.acceptance = std::clamp(draft.acceptance, kAcceptanceMin, kAcceptanceMax);
+}
+
 }  // namespace
 
 void Drafter::Follow(Sequence& sequence, std::int32_t num_tokens) const {
   if (config_.draft_method != DraftMethod::kNgram) return;
-  if (sequence.draft.golden.mode != GoldenMode::kNone || !sequence.TakesDrafts()) return;
-  NgramIndex& ngrams = sequence.draft.ngrams;
+  Sequence::Draft& draft = sequence.draft;
+  if (draft.golden.mode != GoldenMode::kNone || draft.tokens_max == 0) return;
   std::vector<TokenId> news;
-  sequence.AppendTokens(ngrams.num_tokens(), std::max(num_tokens, ngrams.num_tokens()), news);
-  for (const TokenId token : news) ngrams.Append(token);
+  sequence.AppendTokens(draft.ngrams.num_tokens(), std::max(num_tokens, draft.ngrams.num_tokens()),
+                        news);
+  for (const TokenId token : news) {
+    if (draft.ngrams.num_tokens() >= sequence.PromptLength()) Judge(draft, token);
+    draft.ngrams.Append(token);
+  }
 }
 
 void Drafter::Propose(Sequence& sequence, std::int32_t room, const StepLoad& load,
@@ -98,15 +113,9 @@ std::int32_t Drafter::NumWanted(const Sequence& sequence, std::int32_t num_pendi
 
 void Drafter::Learn(Sequence& sequence, std::int32_t num_verified,
                     std::int32_t num_accepted) const {
-  if (num_verified == 0) return;
   sequence.draft.num_verified += num_verified;
   sequence.draft.num_accepted += num_accepted;
-  // What comes after the first mistake says nothing.
-  float& acceptance = sequence.draft.acceptance;
-  for (std::int32_t i = 0; i < std::min(num_accepted + 1, num_verified); ++i) {
-    acceptance += kAcceptanceStep * ((i < num_accepted ? 1.0F : 0.0F) - acceptance);
-  }
-  acceptance = std::clamp(acceptance, kAcceptanceMin, kAcceptanceMax);
+  Follow(sequence, sequence.Length());
 }
 
 // A picture's token would be taken for a picture, a negative one for a place in the step before.

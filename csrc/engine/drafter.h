@@ -18,7 +18,7 @@ class Drafter {
   explicit Drafter(const EngineConfig& config) : config_(config) {}
 
   // So many tokens of the sequence are being computed: looks at them as they come, since all of a
-  // long prompt at once would hold the step up.
+  // long prompt at once would hold the step up. Of output, sees whether a draft would be right.
   void Follow(Sequence& sequence, std::int32_t num_tokens) const;
 
   // Appends at most `room` draft tokens to `to`, as many as are worth verifying under this load.
@@ -29,7 +29,7 @@ class Drafter {
   // How many proposals the draft head should make after a row with so many drafts.
   std::int32_t NumWanted(const Sequence& sequence, std::int32_t num_pending) const;
 
-  // Learns from how many of a row's drafts were right.
+  // Learns from what a row has made, and from how many of its drafts were right.
   void Learn(Sequence& sequence, std::int32_t num_verified, std::int32_t num_accepted) const;
 
  private:

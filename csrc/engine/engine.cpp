@@ -147,7 +147,7 @@ bool Engine::FailVision(SeqId seq_id, std::string detail) {
 
 bool Engine::MayPlan() const {
   if (static_cast<int>(in_flight_.size()) >= config_.StepsInFlightMax()) return false;
-  return in_flight_.empty() || !in_flight_.back().verifies_drafts;
+  return in_flight_.empty() || !in_flight_.back().awaited;
 }
 
 std::optional<StepPlan> Engine::Schedule(Seconds now) {

@@ -224,7 +224,7 @@ void CheckStep(const Step& step, const EngineConfig& config) {
   Require(num_tokens == step.num_tokens, "a step's tokens are miscounted");
   Require(num_positions == step.num_positions, "a step's positions are miscounted");
   Require(num_drafts == static_cast<std::int64_t>(step.drafts.size()), "drafts of nobody");
-  Require(num_drafts == 0 || step.verifies_drafts, "drafts that nobody waits for");
+  Require(num_drafts == 0 || step.awaited, "drafts that nobody waits for");
   Require(num_tokens <= config.max_num_batched_tokens, "a step of too many tokens");
   Require(step.rows.size() <= static_cast<std::size_t>(config.max_num_seqs),
           "a step of too many rows");
@@ -268,8 +268,8 @@ void Engine::Check() const {
           "too many steps at once");
   for (std::size_t i = 0; i < in_flight_.size(); ++i) {
     CheckStep(in_flight_[i], config_);
-    Require(i + 1 == in_flight_.size() || !in_flight_[i].verifies_drafts,
-            "a step was planned upon drafts");
+    Require(i + 1 == in_flight_.size() || !in_flight_[i].awaited,
+            "a step was planned before one that is awaited");
   }
 
   std::uint64_t num_finished = 0;

@@ -56,7 +56,7 @@ void Scheduler::AddDrafts(Row& row, Planning& planning) {
   Sequence& sequence = *row.sequence;
   if (!sequence.TakesDrafts()) return;
   Step& step = planning.step;
-  step.verifies_drafts = true;
+  step.awaited = true;
   const std::int32_t end = row.begin + row.num_new;
   auto& table = sequence.cache.blocks;
   const std::int64_t spare_blocks =

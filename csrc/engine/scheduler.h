@@ -37,8 +37,8 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Chooses the rows of the step with this id, takes their blocks and marks them in flight. The
-  // step before it may still be in flight, if it verifies no drafts; with none in flight there
-  // are rows whenever HasWork().
+  // step before it may still be in flight, if it is not awaited; with none in flight there are rows
+  // whenever HasWork().
   Selection Schedule(StepId id, bool is_first_in_flight, Seconds now);
 
   // Whether somebody has something to compute. With a step in flight it may turn out that there is

@@ -66,8 +66,9 @@ std::int32_t Sequence::LongestWholeImage() const {
 }
 
 bool Sequence::TakesDrafts() const {
-  if (draft.golden.mode == GoldenMode::kNone) return draft.tokens_max > 0;
-  return draft.tokens_max > 0 && static_cast<std::size_t>(NumMade()) < draft.golden.tokens.size();
+  if (draft.tokens_max == 0 || draft.benefit < Draft::kBenefitMin) return false;
+  return draft.golden.mode == GoldenMode::kNone ||
+         static_cast<std::size_t>(NumMade()) < draft.golden.tokens.size();
 }
 
 std::int32_t Sequence::NumImageTokens() const {

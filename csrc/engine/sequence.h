@@ -74,12 +74,16 @@ struct Sequence {
     std::optional<Seconds> preempted_at;  // since when it has waited with its blocks lost
   };
   struct Draft {
+    // Below it, to wait for each step and to verify costs about as much as drafts bring.
+    static constexpr float kBenefitMin = 0.25F;
+
     std::int32_t tokens_max = 0;  // per step; 0: takes none
     Golden golden;
     NgramIndex ngrams;               // of known tokens, as far as somebody asked
     std::vector<TokenId> proposed;   // by the draft head, for what follows the last token
     std::vector<float> confidences;  // what it gives each
     float acceptance = 0.5F;         // of drafts by n-gram: a moving average
+    float benefit = kBenefitMin;     // how many tokens n-gram drafts give or would give: another
     std::int64_t num_verified = 0;
     std::int64_t num_accepted = 0;
   };
@@ -162,7 +166,7 @@ struct Sequence {
     return VirtualLength() > PromptLength() && NumPlanned() == VirtualLength() - 1;
   }
 
-  // Whether what it computes next depends on which drafts are accepted.
+  // Whether drafts may follow its last token, so that it must be known before the next row.
   bool TakesDrafts() const;
 
   // Tokens of the prompt that came from expansions.

@@ -47,7 +47,7 @@ struct Step {
   std::vector<TokenId> drafts;     // of all rows, in order
   std::int32_t num_tokens = 0;     // over all rows
   std::int32_t num_positions = 0;  // that are sampled, over all rows
-  bool verifies_drafts = false;    // what comes after depends on which are accepted
+  bool awaited = false;            // no step is planned before it is back, for the sake of drafts
 
   std::span<const TokenId> DraftsOf(const Row& row) const {
     return std::span(drafts).subspan(row.first_draft, row.NumDrafts());

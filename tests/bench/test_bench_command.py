@@ -75,6 +75,21 @@ def test_step(home: Home, model: Path) -> None:
         assert sum(row["share"] for row in shares if row["step"] == step) == pytest.approx(1, abs=0.05)
 
 
+def test_drafts(home: Home, model: Path) -> None:
+    shown, found = run(home, "drafts", "--model", str(model), "--set", "engine.drafts.max_tokens=3", "--rounds", "2")
+    repeating, other = found["tables"]["Drafts, one request: decode, tokens/s"]
+    for row in (repeating, other):
+        assert row["plain"] > 0
+        assert row["drafted"] > 0
+        assert 0 < row["lowest"] <= row["ratio"]
+        assert 0 <= row["accepted"] <= row["verified"]
+        assert row["same"] == "yes"
+    assert repeating["verified"] > 0
+    assert found["settings"]["options"] == {"drafts": {"method": "ngram", "max_tokens": 3}}
+    assert {len(values) for values in found["samples"].values()} == {2}
+    assert "WRONG" not in shown
+
+
 def test_the_quantization_is_named_and_changes_the_limits(home: Home, model: Path) -> None:
     shown, found = run(home, "step", "--model", str(model), "--rows", "1", "--set", "model.quantization=int8")
     assert "auto" not in found["title"]

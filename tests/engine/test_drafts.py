@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.columns import IMAGE, f32, i32, plan_rows
+from airside import _core
+from tests.engine.columns import IMAGE, config, f32, i32, plan_rows, request, token_rows
 from tests.engine.driver import Driver
 from tests.engine.fake_model import continuation
 
@@ -146,3 +147,56 @@ def test_golden_tokens_with_a_grammar_are_refused() -> None:
 @pytest.mark.parametrize("mode", ["force", "draft"])
 def test_golden_tokens_that_are_pictures_are_refused(mode: str) -> None:
     assert Driver(max_draft_tokens=2).add(1, PROMPT, **golden([30, IMAGE, 31], mode=mode)) == "invalid"
+
+
+def made_of(text: list[int], prompt: list[int]) -> tuple[_core.Finish, int, int]:
+    """A model that makes this text, with n-gram drafts: its end, the number of steps, and of those planned ahead."""
+    engine = _core.Engine(config(draft_method="ngram", max_draft_tokens=4, async_scheduling=True, **ROOM))
+    assert engine.add(request(1, prompt, max_tokens=len(text)), 0.0) is None
+    plans: list[_core.StepPlan] = []
+    made: list[int] = []
+    num_steps = num_ahead = 0
+    while True:
+        while (plan := engine.schedule(0.0)) is not None:
+            plans.append(plan)
+            num_ahead += len(plans) > 1
+        plan = plans.pop(0)
+        (row,) = plan_rows(plan)
+        end = row.begin + len(row.tokens) - row.num_sampled + 1 - len(prompt)
+        engine.apply(plan.step_id, i32([*text, 0, 0, 0, 0][end : end + row.num_sampled]), 0.0)
+        engine.check()
+        num_steps += 1
+        for output in engine.take_outputs():
+            made += [token for _, tokens in token_rows(output) for token in tokens]
+            if output.finished:
+                assert made == text
+                return output.finished[0], num_steps, num_ahead
+
+
+ROOM = {"num_blocks": 64, "block_size": 8, "max_model_len": 400, "max_num_batched_tokens": 256}
+DISTINCT = list(range(1000, 1120))
+
+
+def test_a_text_that_does_not_repeat_is_run_ahead_of_without_drafts() -> None:
+    finish, num_steps, num_ahead = made_of(DISTINCT, PROMPT)
+    assert num_steps == len(DISTINCT)
+    assert num_ahead > len(DISTINCT) - 6
+    assert finish.draft_tokens <= 4
+
+
+def test_after_a_few_wrong_drafts_there_are_none() -> None:
+    """Every pair of tokens has occurred before, and nothing follows it as it did."""
+    text = [token for other in DISTINCT[:40] for token in (20, 21, other)]
+    finish, num_steps, num_ahead = made_of(text, PROMPT)
+    assert finish.accepted_tokens == 0
+    assert 0 < finish.draft_tokens < 10
+    assert num_ahead > num_steps - 10
+
+
+def test_drafts_come_back_when_the_text_repeats() -> None:
+    """What would have been right is noticed while nothing is drafted."""
+    prompt = list(range(2000, 2100))
+    finish, num_steps, _ = made_of(DISTINCT + prompt, prompt)
+    assert finish.accepted_tokens > 70
+    assert num_steps < len(DISTINCT) + len(prompt) // 3
+    assert finish.draft_tokens - finish.accepted_tokens < 10

@@ -8,6 +8,12 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kNoSlack = true;  // what is used beyond what was asked for is to be noticed
+#else
+constexpr bool kNoSlack = false;
+#endif
+
 struct Free {
   void operator()(float* p) const { ::operator delete(p, kAlignment); }
 };
@@ -18,7 +24,7 @@ struct Scratch {
 };
 
 float* at_least(Scratch& scratch, int64_t count) {
-  if (scratch.capacity < count) {
+  if (scratch.capacity < count || (kNoSlack && scratch.capacity > count)) {
     scratch.floats.reset();
     scratch.capacity = 0;
     scratch.floats.reset(static_cast<float*>(::operator new(sizeof(float) * count, kAlignment)));
