@@ -37,6 +37,15 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "airside"
 
 
+def visible_gpus() -> list[str] | None:
+    """What `CUDA_VISIBLE_DEVICES` names, up to the first that is none; None: it is not set, so all."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    names = [name.strip() for name in value.split(",")]
+    return names[: next((i for i, name in enumerate(names) if not name or name.startswith("-")), len(names))]
+
+
 def prepare_ray(*, local: bool) -> None:
     """Sets what Ray reads when it is imported. Values that the user has set stay."""
     values = _RAY_QUIET | _RAY_NICENESS | (_RAY_LOOPBACK if local else {}) | ({} if sys.stdout.isatty() else _RAY_PLAIN)
