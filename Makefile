@@ -94,7 +94,8 @@ asan: dev  ## the same, the picture resizer and the kernels' tests, with Address
 	build/asan/pixels_check
 	$(SANITIZED) $(BIN)/python -m pytest --kernels build/asan/csrc/kernels/cpu/_kernels_cpu.so $(ASAN_TESTS)
 
-bench: dev  ## one table, Airside beside every engine that is installed, and a JSON file
+bench: dev  ## the controller's time per step; then Airside beside every engine that is installed, and a JSON file
+	$(BIN)/python benchmarks/controller.py --cold
 	$(BIN)/python benchmarks/compare.py
 
 bench-vision: dev  ## text beside pictures, and pictures per second by number of vision workers
