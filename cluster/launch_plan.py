@@ -23,6 +23,12 @@ from airside.workers.model_config import (
 )
 
 DTYPES = ("bfloat16", "float16", "float32")
+CPU_STEP_TOKENS = 512
+"""With more, a layer's activations leave the caches."""
+GPU_STEP_TOKENS = 2048
+CPU_MIXED_TOKENS = 32
+"""So many rows take a CPU's arithmetic as long as its memory takes for the weights; fewer cost no less, and more make
+those who decode wait in proportion."""
 ENDPOINT_LENGTH_MAX = 100
 """Of an ipc path: the system's limit for socket paths is 107 bytes."""
 
@@ -98,12 +104,13 @@ class LaunchPlan:
         self._network: Network | None = None
         self.device = _device(config, machine)
         self.dtype = config.model.dtype or (model.dtype if model.dtype in DTYPES else "bfloat16")
-        self.max_model_len = _max_model_len(config, model)
+        self._step_tokens = _step_tokens(config, model, self.device)
+        self.max_model_len = _max_model_len(config, model, self._step_tokens)
         _check_ranks(config, model, machine, self.device)
         _check_blocks(config, model)
         _check_quantization(config, model_path, self.device)
         _check_drafts(config, model)
-        _check_atomic_images(config, model)
+        _check_atomic_images(self._step_tokens, model)
 
     @property
     def placement(self) -> str:
@@ -141,7 +148,8 @@ class LaunchPlan:
             endpoint=self.run.endpoint,
             block_size=engine.block_size,
             max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_batched_tokens=self._step_tokens,
+            max_num_mixed_tokens=engine.max_num_mixed_tokens or (CPU_MIXED_TOKENS if self.device == "cpu" else 0),
             max_model_len=self.max_model_len,
             tensor_parallel_size=engine.tensor_parallel_size,
             enable_chunked_prefill=engine.enable_chunked_prefill,
@@ -240,7 +248,7 @@ class LaunchPlan:
                 block_size=engine.block_size,
                 max_model_len=self.max_model_len,
                 max_num_seqs=engine.max_num_seqs,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_num_batched_tokens=self._step_tokens,
                 kv_cache_bytes=engine.kv_cache_memory,
                 num_kv_blocks_max=None,
                 num_threads=self._num_threads,
@@ -315,12 +323,16 @@ def _device(config: Config, machine: Machine) -> str:
     return device
 
 
-def _max_model_len(config: Config, model: ModelConfig) -> int:
+def _step_tokens(config: Config, model: ModelConfig, device: str) -> int:
+    wanted = CPU_STEP_TOKENS if device == "cpu" else GPU_STEP_TOKENS
+    return config.engine.max_num_batched_tokens or max(wanted, model.pictures.num_atomic)
+
+
+def _max_model_len(config: Config, model: ModelConfig, budget: int) -> int:
     longest = model.max_position_embeddings
     wanted = config.model.max_model_len or longest
     if wanted > longest:
         raise LaunchError(f"model.max_model_len is {wanted}, but the model has {longest} positions")
-    budget = config.engine.max_num_batched_tokens
     if not config.engine.enable_chunked_prefill and budget < wanted:
         raise LaunchError(
             f"engine.max_num_batched_tokens ({budget}) must hold a whole prompt of model.max_model_len ({wanted}) "
@@ -362,8 +374,7 @@ def _check_quantization(config: Config, model_path: Path, device: str) -> None:
         )
 
 
-def _check_atomic_images(config: Config, model: ModelConfig) -> None:
-    budget = config.engine.max_num_batched_tokens
+def _check_atomic_images(budget: int, model: ModelConfig) -> None:
     if model.pictures.num_atomic > budget:
         raise LaunchError(
             f"engine.max_num_batched_tokens is {budget}, but the {model.pictures.num_atomic} tokens of a picture of "

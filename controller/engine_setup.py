@@ -16,6 +16,7 @@ def make_engine(settings: ControllerSettings, num_blocks: int, num_state_slots: 
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_mixed_tokens=settings.max_num_mixed_tokens,
             max_model_len=settings.max_model_len,
             enable_chunked_prefill=settings.enable_chunked_prefill,
             prefill_first=settings.prefill_first,

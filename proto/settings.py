@@ -68,6 +68,7 @@ class ControllerSettings(Settings):
     image_file_bytes_max: int = 20 * 2**20  # of one picture that is fetched
     fetch_timeout_s: float = 5.0  # of one picture, redirects included
     image_mark_id: int | None = None  # stands for an image in a request; None: the image token
+    max_num_mixed_tokens: int = 0  # of a step in which sequences decode; 0: as of any
     atomic_images: bool = False  # an image's tokens that follow one another come in one step
     network_endpoint: str = ""  # "tcp://host:port", for vision workers on other nodes; "": there are none
     network_secret: str = field(default="", repr=False)  # the two of `ServerKeys`

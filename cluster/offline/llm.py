@@ -257,6 +257,7 @@ def _offline_config(
     engine: dict[str, Any],
 ) -> Config:
     limits = {"max_queued_requests": 2**30, "max_queued_tokens": 2**40, **engine.get("limits", {})}
+    engine = {"max_num_mixed_tokens": 2**30, **engine}  # nobody waits for the next token, but for all
     return Config.model_validate(
         {
             "model": model,

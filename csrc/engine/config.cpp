@@ -75,6 +75,7 @@ void Validate(const EngineConfig& config) {
   AtLeast(1, config.block_size, "block_size");
   AtLeast(1, config.max_num_seqs, "max_num_seqs");
   AtLeast(1, config.max_num_batched_tokens, "max_num_batched_tokens");
+  AtLeast(0, config.max_num_mixed_tokens, "max_num_mixed_tokens");
   AtLeast(2, config.max_model_len, "max_model_len");
   AtLeast(1, config.max_queued_requests, "max_queued_requests");
   AtLeast(1, config.max_queued_tokens, "max_queued_tokens");

@@ -30,6 +30,7 @@ struct EngineConfig {
   int block_size = 0;              // tokens
   int max_num_seqs = 0;            // rows of one step, and sequences running at once
   int max_num_batched_tokens = 0;  // tokens of one step
+  int max_num_mixed_tokens = 0;    // of one in which somebody decodes; 0: as of any
   int max_model_len = 0;           // prompt and output together
   bool enable_chunked_prefill = true;
   bool prefill_first = false;
@@ -57,6 +58,12 @@ struct EngineConfig {
   // Blocks that an admission leaves free, so that running sequences can grow for a while before
   // one of them is preempted: one in a hundred, and at least one.
   int WatermarkBlocks() const { return (num_blocks + 99) / 100; }
+
+  // Whether prompts get less of a step in which somebody decodes, and waits for all of it. Prompts
+  // and images that come whole would never fit.
+  bool LimitsMixedSteps() const {
+    return max_num_mixed_tokens > 0 && enable_chunked_prefill && !atomic_images;
+  }
 
   int StepsInFlightMax() const { return async_scheduling ? 2 : 1; }
 

@@ -28,6 +28,7 @@ Row& Scheduler::AddRow(Sequence& sequence, std::int32_t num_new, Planning& plann
 
   blocks_.Allocate(BlocksMissing(sequence, num_new), sequence.cache.blocks);
   planning.tokens_left -= num_new;
+  planning.prompt_tokens_left -= num_new;
   if (samples) {
     ++planning.num_sampling;
     AddDrafts(row, planning);
@@ -74,6 +75,7 @@ void Scheduler::AddDrafts(Row& row, Planning& planning) {
   row.num_new += num_drafts;
   row.num_sampled += num_drafts;
   planning.tokens_left -= num_drafts;
+  planning.prompt_tokens_left -= num_drafts;
   blocks_.Allocate(BlocksMissing(sequence, row.num_new), table);
 }
 

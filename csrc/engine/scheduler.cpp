@@ -120,10 +120,12 @@ void Scheduler::SelectDecodes(Planning& planning) {
 }
 
 void Scheduler::SelectPrompts(Planning& planning) {
+  planning.prompt_tokens_left = PromptTokens(planning);
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (InStep(sequence, planning.step) || sequence.Decoding() || !sequence.Schedulable()) continue;
-    const std::int32_t num_new = NextChunk(sequence, sequence.NumPlanned(), planning.tokens_left);
+    const std::int32_t num_new =
+        NextChunk(sequence, sequence.NumPlanned(), planning.prompt_tokens_left);
     if (num_new == 0) return;
     TryRow(sequence, num_new, planning);
   }
@@ -133,7 +135,8 @@ void Scheduler::SelectPrompts(Planning& planning) {
 void Scheduler::AdmitPrompts(Planning& planning) {
   // What somebody that runs could not get, no newcomer gets.
   if (planning.short_of_blocks && !planning.step.rows.empty()) return;
-  while (planning.tokens_left > 0 && static_cast<int>(running_.size()) < config_.max_num_seqs) {
+  while (planning.prompt_tokens_left > 0 &&
+         static_cast<int>(running_.size()) < config_.max_num_seqs) {
     Sequence* const sequence = queue_.Front(config_.strict_fifo);
     if (sequence == nullptr || !Admit(*sequence, planning)) return;
   }
@@ -147,7 +150,7 @@ bool Scheduler::Admit(Sequence& sequence, Planning& planning) {
   if (!sequence.cache.blocks.empty() && hit_tokens > sequence.NumPlanned()) TradeIn(sequence);
   const bool starts = sequence.cache.blocks.empty();
   const std::int32_t begin = starts ? hit_tokens : sequence.NumPlanned();
-  const std::int32_t num_new = NextChunk(sequence, begin, planning.tokens_left);
+  const std::int32_t num_new = NextChunk(sequence, begin, planning.prompt_tokens_left);
   if (num_new == 0) return false;
   const auto lacks_slot = [&] {
     return starts && slots_.num_slots() > 0 && slots_.num_free() == 0;
@@ -205,6 +208,15 @@ void Scheduler::Start(Sequence& sequence, std::vector<BlockId> shared, std::int3
   sequence.schedule.lifecycle.MoveTo(Status::kRunning);
   AddToRunning(sequence);
   AddRow(sequence, num_new, planning).state_from = state_from;
+}
+
+// How many tokens prompts may have in a step whose decodes are selected: what these leave of a
+// mixed step, and half of one at the least, so that many decodes do not hold prompts up for ever.
+std::int32_t Scheduler::PromptTokens(const Planning& planning) const {
+  if (planning.step.rows.empty() || !config_.LimitsMixedSteps()) return planning.tokens_left;
+  const std::int32_t used = config_.max_num_batched_tokens - planning.tokens_left;
+  const std::int32_t least = (config_.max_num_mixed_tokens + 1) / 2;
+  return std::min(planning.tokens_left, std::max(config_.max_num_mixed_tokens - used, least));
 }
 
 // Where a prompt would go on if it got a row now: behind what it has, or what the cache has for it.

@@ -87,9 +87,10 @@ class Scheduler {
   struct Planning : Selection {
     Seconds now = 0;
     std::int32_t tokens_left = 0;
-    std::int32_t num_sampling = 0;      // rows so far
-    std::int32_t num_decodes_left = 0;  // still to be looked at: each needs a token
-    bool short_of_blocks = false;       // somebody that runs was preempted, or sits this step out
+    std::int32_t prompt_tokens_left = 0;  // of them, those that prompts may have
+    std::int32_t num_sampling = 0;        // rows so far
+    std::int32_t num_decodes_left = 0;    // still to be looked at: each needs a token
+    bool short_of_blocks = false;         // somebody that runs was preempted, or sits this step out
   };
 
   void SelectRows(Planning& planning);
@@ -102,6 +103,7 @@ class Scheduler {
              Planning& planning);
   bool PromptsComeFirst();
 
+  std::int32_t PromptTokens(const Planning& planning) const;
   std::int32_t FirstToCompute(Sequence& sequence);
   std::int32_t NextChunk(const Sequence& sequence, std::int32_t begin,
                          std::int64_t tokens_left) const;

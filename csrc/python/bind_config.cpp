@@ -26,11 +26,12 @@ void BindConfig(nb::module_& m) {
              std::string_view draft_method, int max_draft_tokens, int num_state_slots,
              int tail_tokens, std::optional<TokenId> image_token_id, int max_queued_requests,
              std::int64_t max_queued_tokens, std::optional<TokenId> vocab_size,
-             std::optional<TokenId> image_mark_id, bool atomic_images) {
+             std::optional<TokenId> image_mark_id, bool atomic_images, int max_num_mixed_tokens) {
             new (self) EngineConfig{.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .max_num_seqs = max_num_seqs,
                                     .max_num_batched_tokens = max_num_batched_tokens,
+                                    .max_num_mixed_tokens = max_num_mixed_tokens,
                                     .max_model_len = max_model_len,
                                     .enable_chunked_prefill = enable_chunked_prefill,
                                     .prefill_first = prefill_first,
@@ -68,6 +69,7 @@ void BindConfig(nb::module_& m) {
           nb::arg("max_queued_tokens") = defaults.max_queued_tokens,
           nb::arg("vocab_size") = nb::none(), nb::arg("image_mark_id") = nb::none(),
           nb::arg("atomic_images") = defaults.atomic_images,
+          nb::arg("max_num_mixed_tokens") = defaults.max_num_mixed_tokens,
           "Raises ValueError, naming the first value that makes no sense.")
       .def_ro("num_blocks", &EngineConfig::num_blocks, "KV blocks in the pool.")
       .def_ro("block_size", &EngineConfig::block_size, "Tokens that a block holds.")
@@ -75,6 +77,10 @@ void BindConfig(nb::module_& m) {
               "Sequences that run at once, and rows of one step.")
       .def_ro("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens,
               "Tokens of one step.")
+      .def_ro(
+          "max_num_mixed_tokens", &EngineConfig::max_num_mixed_tokens,
+          "Tokens of one step in which somebody decodes, of which prompts get half at the least; "
+          "0: as of any step. Without meaning where prompts or images come whole.")
       .def_ro("max_model_len", &EngineConfig::max_model_len,
               "Tokens of prompt and output together.")
       .def_ro("enable_chunked_prefill", &EngineConfig::enable_chunked_prefill,

@@ -52,6 +52,17 @@ def test_what_is_auto_is_decided() -> None:
     assert rank.kv_cache_bytes is None
 
 
+def test_steps_are_small_on_a_cpu_so_that_answers_come_evenly() -> None:
+    on_cpu = plan().controller()
+    assert (on_cpu.max_num_batched_tokens, on_cpu.max_num_mixed_tokens) == (512, 32)
+    gpu = Machine(node="here", num_cores=8, num_gpus=1, has_cuda_kernels=True)
+    on_gpu = plan(machine=gpu).controller()
+    assert (on_gpu.max_num_batched_tokens, on_gpu.max_num_mixed_tokens) == (2048, 0)
+    chosen = plan({"engine": {"max_num_batched_tokens": 100, "max_num_mixed_tokens": 50}})
+    assert (chosen.controller().max_num_batched_tokens, chosen.controller().max_num_mixed_tokens) == (100, 50)
+    assert chosen.workers(group=0)[0].max_num_batched_tokens == 100
+
+
 def test_an_unknown_dtype_of_the_checkpoint_becomes_bfloat16_and_the_configured_one_wins() -> None:
     assert plan(dtype="float8").dtype == "bfloat16"
     assert plan({"model": {"dtype": "float16"}}).dtype == "float16"
@@ -120,7 +131,7 @@ def test_our_own_ray_has_room_for_what_starts_first() -> None:
         ({"model": {"max_model_len": 5000}}, "model.max_model_len is 5000, but the model has 4096"),
         ({"engine": {"device": "cuda"}}, "engine.device is cuda, but this machine has no NVIDIA GPU"),
         ({"engine": {"drafts": {"method": "mtp"}}}, "engine.drafts.method is mtp, but this LlamaForCausalLM .* ngram"),
-        ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(2048\) must hold"),
+        ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(512\) must hold"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_key(config: dict[str, Any], message: str) -> None:
@@ -193,6 +204,8 @@ def test_pictures_that_come_whole_must_fit_a_step() -> None:
     assert (gateway.image_mark_id, gateway.image_mark_before, gateway.image_mark_after) == (6, "\n", "\n\n")
     with pytest.raises(LaunchError, match=r"engine\.max_num_batched_tokens is 255, .* set it to 256 or more"):
         plan({"engine": {"max_num_batched_tokens": 255}}, **facts)
+    large = {"image_token_id": 5, "pictures": PictureTokens(6, ("\n", "\n\n"), 700)}
+    assert plan(**large).controller().max_num_batched_tokens == 700
     assert not gateway.takes_pixel_ranges
     [scaling] = plan(image_token_id=5, pictures=PictureTokens(takes_pixel_ranges=True)).gateways()
     assert scaling.takes_pixel_ranges

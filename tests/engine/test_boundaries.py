@@ -283,6 +283,7 @@ def test_sampling_values_arrive_as_they_were_asked() -> None:
         {"block_size": 0},
         {"max_num_seqs": 0},
         {"max_num_batched_tokens": 0},
+        {"max_num_mixed_tokens": -1},
         {"max_model_len": 1},
         {"vocab_size": 0},
         {"preemption": "swap"},

@@ -16,6 +16,7 @@ CONFIGS = st.builds(
     block_size=st.integers(1, 4),
     max_num_seqs=st.integers(1, 4),
     max_num_batched_tokens=st.integers(1, 12),
+    max_num_mixed_tokens=st.integers(0, 6),
     max_model_len=st.integers(2, 40),
     enable_chunked_prefill=st.booleans(),
     prefill_first=st.booleans(),

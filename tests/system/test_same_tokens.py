@@ -118,6 +118,8 @@ def start(family: Family, model: Path, combination: dict[str, Any]) -> LocalServ
     engine: dict[str, Any] = {
         "max_num_seqs": 12,
         "max_num_batched_tokens": combination["chunk"],
+        # Chunks are as large beside decodes; but those of 64 are smaller there, as they are by default.
+        "max_num_mixed_tokens": "auto" if combination["chunk"] == 64 else combination["chunk"],
         "enable_prefix_caching": combination["cache"] == "warm",
         "async_scheduling": combination["overlap"],
         "tensor_parallel_size": combination["ranks"],

@@ -14,6 +14,7 @@ PlanCheck::PlanCheck(const EngineConfig& config, const std::map<SeqId, Trip>& li
 
 void PlanCheck::Run() const {
   CheckStep();
+  CheckMixture();
   CheckImages();
   for (const PlanRow& row : rows_) CheckRow(row);
 }
@@ -42,6 +43,26 @@ void PlanCheck::CheckStep() const {
              "a block that is read and written");
     }
   }
+}
+
+// Who decodes waits for few tokens of prompts.
+void PlanCheck::CheckMixture() const {
+  // With a prefix cache, one that is computed again can look like a decode.
+  if (!config_.LimitsMixedSteps() || config_.enable_prefix_caching) return;
+  std::int32_t of_decodes = 0;
+  std::int32_t of_prompts = 0;
+  for (const PlanRow& row : rows_) {
+    const auto num_tokens = static_cast<std::int32_t>(row.tokens.size());
+    const std::int32_t num_known = num_tokens - row.num_drafts();
+    if (num_known > 1) {
+      of_prompts += num_known;
+    } else if (NumPending(row) > 0) {
+      of_decodes += num_tokens;
+    }
+  }
+  const std::int32_t most =
+      std::max(config_.max_num_mixed_tokens - of_decodes, (config_.max_num_mixed_tokens + 1) / 2);
+  Ensure(of_decodes == 0 || of_prompts <= most, "too much of prompts beside decodes");
 }
 
 // Who decodes waits neither for one picture after another to be encoded, nor for one to be encoded

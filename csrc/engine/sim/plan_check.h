@@ -24,6 +24,7 @@ class PlanCheck {
 
  private:
   void CheckStep() const;
+  void CheckMixture() const;
   void CheckImages() const;
   void CheckRow(const PlanRow& row) const;
   void CheckTokens(const PlanRow& row, const Trip& trip) const;
