@@ -79,7 +79,12 @@ class Contest:
     def command(self, peer: Peer) -> list[str]:
         """That starts one."""
         options = self.options if peer.name == OURS else {}
-        return peer.command(self.folder, self.models / peer.model.format(self.precision), options)
+        return peer.command(self.folder, self.model_of(peer), options)
+
+    def model_of(self, peer: Peer) -> Path:
+        """What it reads: Airside too, where it is to use a .gguf file as it is, llama.cpp's."""
+        reads_gguf = peer.name == OURS and self.options.get("quantization") == "gguf"
+        return self.models / ("{}.gguf" if reads_gguf else peer.model).format(self.precision)
 
     def add(self, figure: Figure, name: str, value: float) -> None:
         """One more measurement."""
@@ -182,7 +187,7 @@ def choose(contest: Contest, only: list[str] | None) -> list[Peer]:
     """Those that are installed and have a model to read; says why others are left out."""
     chosen = []
     for peer in PEERS:
-        model = contest.models / peer.model.format(contest.precision)
+        model = contest.model_of(peer)
         if only is not None and peer.name not in (*only, OURS):
             continue
         if not peer.has_precision(contest.precision):

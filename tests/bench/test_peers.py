@@ -222,6 +222,18 @@ class FakeEngine:
         self.is_closed = True
 
 
+@pytest.mark.parametrize(
+    ("options", "model"), [({}, "text"), ({"quantization": "int8"}, "text"), ({"quantization": "gguf"}, "int4.gguf")]
+)
+def test_airside_reads_a_file_of_blocks_where_it_is_to_use_them_as_they_are(
+    compare: ModuleType, tmp_path: Path, options: dict[str, str], model: str
+) -> None:
+    held = compare.replace(contest(compare, tmp_path, **options), precision="int4")
+    ours, llama_cpp = (next(peer for peer in compare.PEERS if peer.name == name) for name in ("Airside", "llama.cpp"))
+    assert held.model_of(ours) == tmp_path / model
+    assert held.model_of(llama_cpp) == tmp_path / "int4.gguf"
+
+
 def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     compare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
