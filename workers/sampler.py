@@ -51,15 +51,16 @@ class Sampler:
         self, grammars: Grammars | None, log_q: LogQ | None, device: torch.device, picture_ids: tuple[int, ...] = ()
     ) -> None:
         self._grammars = grammars
-        self._picture_ids = list(picture_ids)
+        self._picture_ids = torch.tensor(picture_ids, dtype=torch.int64, device=device)
         self._log_q = log_q
         self._device = device
         self._states = SequenceStates(device)
 
     def begin(self, plan: StepPlan) -> None:
         """Opens and closes the sequences that the plan names. Due for each plan, whether it samples or not."""
-        for seq_id in column(plan.closed, np.uint64).tolist():
-            self._states.close(seq_id)
+        if plan.closed:
+            for seq_id in column(plan.closed, np.uint64).tolist():
+                self._states.close(seq_id)
         for opened in plan.opened:
             self._states.open(opened)
 
@@ -89,8 +90,8 @@ class Sampler:
         return Sampled(tokens, b"" if records is None else records.of(tokens, self._log_q))
 
     def _exclude_images(self, logits: Tensor) -> None:
-        if self._picture_ids:
-            logits[:, self._picture_ids] = float("-inf")
+        if len(self._picture_ids):
+            logits.index_fill_(1, self._picture_ids, float("-inf"))
 
     def _structured(self, plan: StepPlan, sampled_rows: list[SampledRow]) -> list[SampledRow]:
         if not plan.structured:
