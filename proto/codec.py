@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 import msgpack
 
 VERSION = 1
+_VERSION_BYTE = bytes((VERSION,))
 
 _REGISTRY: dict[int, type[Message]] = {}
 
@@ -53,7 +54,8 @@ def message(kind: int) -> Callable[[type[M]], type[M]]:
 
 def encode(msg: Message) -> bytes:
     """The frame of a message."""
-    return bytes((VERSION,)) + _packer.pack([msg.kind, *_plain(msg)])
+    frame: bytes = _VERSION_BYTE + _packer.pack([msg.kind, *_plain(msg)])
+    return frame
 
 
 def pack_rows(rows: Sequence[object]) -> bytes:
@@ -112,27 +114,57 @@ _packer = _Packer()
 
 
 _Convert = Callable[[object], object]
-_schemas: dict[type, tuple[tuple[_Convert, ...], int]] = {}
+_PLAIN = (bool, int, float, str, bytes)  # as they come
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """What the fields of a class must be, in order."""
+
+    converts: tuple[_Convert, ...]
+    num_required: int
+    types: list[type | None]  # of a value that need not be converted, but for what is in it; None: any is converted
+    containers: list[int]  # the fields that have something in them
+
+
+_schemas: dict[type, _Schema] = {}
 
 
 def _build(cls: type, values: list[object]) -> object:
-    converts, required = _schema(cls)
-    if not required <= len(values) <= len(converts):
+    schema = _schemas.get(cls)
+    if schema is None:
+        schema = _schemas[cls] = _schema(cls)
+    converts = schema.converts
+    if not schema.num_required <= len(values) <= len(converts):
         raise MessageRefused("malformed", f"{cls.__name__} with {len(values)} fields")
     try:
-        return cls(*[convert(value) for convert, value in zip(converts, values, strict=False)])
+        if list(map(type, values)) != schema.types[: len(values)]:
+            return cls(*[convert(value) for convert, value in zip(converts, values, strict=False)])
+        # A step's messages have tens of fields: their types are compared at once.
+        for index in schema.containers:
+            if index < len(values) and values[index]:
+                values[index] = converts[index](values[index])
+        return cls(*values)
     except (TypeError, ValueError) as error:
         raise MessageRefused("malformed", f"{cls.__name__}: {error}") from error
 
 
-def _schema(cls: type) -> tuple[tuple[_Convert, ...], int]:
-    schema = _schemas.get(cls)
-    if schema is None:
-        hints = get_type_hints(cls)
-        fields = dataclasses.fields(cls)
-        required = sum(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields)
-        schema = _schemas[cls] = tuple(_converter(hints[f.name]) for f in fields), required
-    return schema
+def _schema(cls: type) -> _Schema:
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    types = [_own_type(hints[f.name]) for f in fields]
+    return _Schema(
+        converts=tuple(_converter(hints[f.name]) for f in fields),
+        num_required=sum(f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields),
+        types=types,
+        containers=[index for index, kind in enumerate(types) if kind in (list, dict)],
+    )
+
+
+def _own_type(hint: Any) -> type | None:  # Any: a type annotation
+    """What a value of the field is when nothing of it but its entries must be converted; None: that is not enough."""
+    own = get_origin(hint) or hint
+    return own if own in (*_PLAIN, list, dict) else None
 
 
 def _converter(hint: Any) -> _Convert:  # Any: a type annotation
