@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from airside.proto.messages import StepPlan
-from airside.workers.placed_rows import spans
+from airside.workers.placed_rows import on_device, spans
 from airside.workers.step_batch import Rows, column
 
 
@@ -50,25 +51,59 @@ class SampledRow:
 
 def build_sampling_batch(plan: StepPlan, rows: Rows, device: torch.device) -> SamplingBatch:
     """The sampling columns of a plan; a row with drafts has its values once per position."""
-    first_positions = column(plan.position, np.int64)
-    counts = rows.sampled[rows.sampled > 0]
-    has_drafts = int(rows.sampled.max()) > 1
-
-    def per_position(values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.repeat(values, counts) if has_drafts else values.copy()).to(device)
-
-    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    fixed = _fixed_columns(
+        plan.temperature, plan.top_k, plan.top_p, plan.min_p, plan.seed, rows.sampled.tobytes(), device
+    )
+    nothing = fixed.nothing
     banned_positions, banned_ids = _flat_bans(plan.banned, device) if plan.banned else (nothing, nothing)
-    positions = spans(first_positions, first_positions + counts) if has_drafts else first_positions.copy()
+    first_positions = column(plan.position, np.int64)
+    positions = (
+        first_positions.copy() if fixed.counts is None else spans(first_positions, first_positions + fixed.counts)
+    )
     return SamplingBatch(
-        temperature=per_position(column(plan.temperature, np.float32)),
-        top_k=per_position(column(plan.top_k, np.int32)),
-        top_p=per_position(column(plan.top_p, np.float32)),
-        min_p=per_position(column(plan.min_p, np.float32)),
-        seed=per_position(column(plan.seed, np.int64)),
-        position=torch.from_numpy(positions).to(device),
+        temperature=fixed.temperature,
+        top_k=fixed.top_k,
+        top_p=fixed.top_p,
+        min_p=fixed.min_p,
+        seed=fixed.seed,
+        position=on_device(positions, device),
         banned_positions=banned_positions,
         banned_ids=banned_ids,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedColumns:
+    """Those of `SamplingBatch` that stay the same while the same sequences sample. Not to be written to."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    nothing: Tensor  # [0] int64
+    counts: NDArray[np.int32] | None  # [num_sampling]: positions of each row that samples; None: each has one
+
+
+@functools.lru_cache(maxsize=4)
+def _fixed_columns(
+    temperature: bytes, top_k: bytes, top_p: bytes, min_p: bytes, seed: bytes, sampled: bytes, device: torch.device
+) -> _FixedColumns:
+    """`sampled`: int32, as `Rows.sampled`. Kept: most steps have the sequences of the one before."""
+    per_row = column(sampled, np.int32)
+    counts = per_row[per_row > 0]
+
+    def per_position(values: NDArray[np.generic]) -> Tensor:
+        return on_device(np.repeat(values, counts), device)
+
+    return _FixedColumns(
+        temperature=per_position(column(temperature, np.float32)),
+        top_k=per_position(column(top_k, np.int32)),
+        top_p=per_position(column(top_p, np.float32)),
+        min_p=per_position(column(min_p, np.float32)),
+        seed=per_position(column(seed, np.int64)),
+        nothing=torch.empty(0, dtype=torch.int64, device=device),
+        counts=counts if per_row.max() > 1 else None,
     )
 
 
