@@ -115,9 +115,12 @@ class ModelRunner:
             self._drafter.allocate(num_blocks)
         self._program = StepProgram.record(self._model, self._config, self._settings, self._dtype, self._cache)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
         """What the step came to, on rank 0; None on the others. Plans are executed in the order of their ids."""
+        with torch.inference_mode():  # as a decorator it takes twice as long
+            return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult | None:
         assert self._num_blocks, "a step plan came before the KV setup"
         started_s = time.perf_counter()
         rows = read_rows(plan, self._sampled_before(plan))
@@ -133,9 +136,9 @@ class ModelRunner:
         final = self._forward(self._embed(plan, batch.token_ids), batch)
         # With a draft head all tokens are wanted; those that get logits are a part of them.
         scored = final[torch.cat((batch.sampled, batch.prompt_scored))] if has_drafter else final
-        num_positions = len(batch.sampled)
-        sampled = self._sample(plan, rows, scored[:num_positions])
-        prompt_logprobs = self._score_prompts(plan, scored[num_positions:])
+        num_positions = batch.host.num_positions
+        sampled = self._sample(plan, rows, scored[:num_positions] if plan.prompt_logprobs else scored)
+        prompt_logprobs = self._score_prompts(plan, scored[num_positions:]) if plan.prompt_logprobs else b""
         self._before = _StepBefore(plan.step_id, num_positions, None if sampled is None else sampled.tokens)
         proposals = self._propose(plan, batch, final)
         self._images.encode(plan.ahead)
@@ -168,8 +171,6 @@ class ModelRunner:
         return NOTHING_SAMPLED if logits is None else self._sampler.sample(plan, rows, logits)
 
     def _score_prompts(self, plan: StepPlan, final: Tensor) -> bytes:
-        if not plan.prompt_logprobs:
-            return b""
         return prompt_records(plan.prompt_logprobs, final, self._model.logits, self._config.vocab_size)
 
     def _propose(self, plan: StepPlan, batch: StepBatch, final: Tensor) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,32 +26,69 @@ class PlacedRows:
     attend_to: Tensor | None = field(default=None, kw_only=True)  # as in ops.paged_attention; None: causal
 
 
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """The same as arrays, on the host."""
+
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+    query_starts: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+
+
 def place_rows(
     starts: NDArray[np.int32], ends: NDArray[np.int32], tables: NDArray[np.int32], block_size: int, device: torch.device
 ) -> PlacedRows:
-    """Row i is positions `[starts[i], ends[i])`, of which there is at least one, in the blocks of `tables[i]`."""
-    lengths = ends - starts
-    query_starts = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
-    positions = spans(starts, ends)
-    block_of_position, offsets = np.divmod(positions, np.int32(block_size))
-    blocks = tables[np.repeat(np.arange(len(lengths)), lengths), block_of_position]
-
-    def tensor(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
+    """As `place_on_host`."""
+    placed = place_on_host(starts, ends, tables, block_size)
     return PlacedRows(
-        positions=tensor(positions),
-        slots=tensor(blocks * np.int64(block_size) + offsets),
-        block_tables=tensor(tables),
-        query_starts=tensor(query_starts),
-        context_lens=tensor(ends),
+        positions=on_device(placed.positions, device),
+        slots=on_device(placed.slots, device),
+        block_tables=on_device(placed.block_tables, device),
+        query_starts=on_device(placed.query_starts, device),
+        context_lens=on_device(placed.context_lens, device),
     )
+
+
+def place_on_host(
+    starts: NDArray[np.int32], ends: NDArray[np.int32], tables: NDArray[np.int32], block_size: int
+) -> HostRows:
+    """Row i is positions `[starts[i], ends[i])`, of which there is at least one, in the blocks of `tables[i]`."""
+    spread = spread_rows((ends - starts).tobytes())
+    positions = starts[spread.row] + spread.offset
+    block_of_position, offsets = np.divmod(positions, np.int32(block_size))
+    slots = tables[spread.row, block_of_position] * np.int64(block_size) + offsets
+    return HostRows(positions, slots, tables, spread.starts, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Tokens, row after row, by their rows. Not to be written to."""
+
+    row: NDArray[np.int64]  # [num_tokens]: whose each is
+    offset: NDArray[np.int32]  # [num_tokens]: its place in its row
+    starts: NDArray[np.int32]  # [num_rows + 1]: row i is tokens [starts[i], starts[i + 1])
+
+
+@functools.lru_cache(maxsize=8)
+def spread_rows(lengths: bytes) -> Spread:
+    """The tokens of rows of these lengths, int32. Kept: most steps have rows of the same lengths as the one before."""
+    counts = np.frombuffer(lengths, np.int32)
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    row = np.repeat(np.arange(len(counts)), counts)
+    return Spread(row, np.arange(starts[-1], dtype=np.int32) - starts[row], starts)
 
 
 def spans(starts: NDArray[Int], ends: NDArray[Int]) -> NDArray[Int]:
     """[sum(ends - starts)]: `starts[i], ..., ends[i] - 1` of each i in turn."""
-    lengths = ends - starts
-    offsets = starts - (np.cumsum(lengths, dtype=starts.dtype) - lengths)
-    flat: NDArray[Int] = np.arange(lengths.sum(), dtype=starts.dtype) + np.repeat(offsets, lengths)
+    spread = spread_rows((ends - starts).astype(np.int32, copy=False).tobytes())
+    flat: NDArray[Int] = starts[spread.row] + spread.offset.astype(starts.dtype, copy=False)
     return flat
+
+
+def on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """The array as a tensor; on the CPU they are the same memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)

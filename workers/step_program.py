@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +23,7 @@ from airside.workers import ops
 from airside.workers.kv_cache import LayerCache
 from airside.workers.model_config import ModelConfig
 from airside.workers.models.causal_model import CausalModel
-from airside.workers.step_batch import Rows, StepBatch
+from airside.workers.step_batch import HostBatch, Rows, StepBatch
 from airside.workers.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class StepProgram:
     ) -> None:
         self.program = program
         self._max_positions = max_positions
-        self._batch = batch
+        self._inputs = batch.host
         self._hidden = hidden
         self._final = final
         self._workspace = workspace  # where the program's tensors were, and are
@@ -122,17 +123,19 @@ class StepProgram:
 
     def run(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """As `CausalModel.forward`; the result lasts until the next call."""
-        num_tokens, num_seqs, num_wanted = len(hidden), len(batch.context_lens), len(batch.wanted)
-        positions = batch.positions.numpy()  # the one thing that `build_step_batch` cannot check, and operators do not
-        assert 0 <= positions.min() <= positions.max() < self._max_positions, "a position is not in the rotary table"
-        into = self._batch
+        into, host = self._inputs, batch.host
+        num_tokens, num_seqs, num_wanted = len(hidden), len(host.context_lens), len(host.wanted)
+        # The one thing that `build_step_batch` cannot check, and operators do not. As unsigned numbers, so that
+        # negative ones are too large.
+        most = np.maximum.reduce(host.positions.view(np.uint32))
+        assert most < self._max_positions, "a position is not in the rotary table"
         self._hidden[:num_tokens].copy_(hidden)
-        into.positions[:num_tokens].copy_(batch.positions)
-        into.slots[:num_tokens].copy_(batch.slots)
-        into.block_tables[:num_seqs, : batch.block_tables.shape[1]].copy_(batch.block_tables)
-        into.query_starts[: num_seqs + 1].copy_(batch.query_starts)
-        into.context_lens[:num_seqs].copy_(batch.context_lens)
-        into.wanted[:num_wanted].copy_(batch.wanted)
+        into.positions[:num_tokens] = host.positions
+        into.slots[:num_tokens] = host.slots
+        into.block_tables[:num_seqs, : host.block_tables.shape[1]] = host.block_tables
+        into.query_starts[: num_seqs + 1] = host.query_starts
+        into.context_lens[:num_seqs] = host.context_lens
+        into.wanted[:num_wanted] = host.wanted
         self.program.run(num_tokens, num_seqs, num_wanted)
         return self._final[:num_wanted]
 
@@ -146,22 +149,32 @@ def _largest_batch(settings: WorkerSettings) -> StepBatch:
     tokens, seqs = max(2, settings.max_num_batched_tokens), settings.max_num_seqs
     blocks = -(-settings.max_model_len // settings.block_size)
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype)
+    def zeros(*shape: int) -> NDArray[np.int32]:
+        return np.zeros(shape, np.int32)
 
-    nothing = zeros(0, dtype=torch.int64)
-    return StepBatch(
+    host = HostBatch(
         positions=zeros(tokens),
-        slots=zeros(tokens, dtype=torch.int64),
+        slots=np.zeros(tokens, np.int64),
         block_tables=zeros(seqs, blocks),
         query_starts=zeros(seqs + 1),
         context_lens=zeros(seqs),
+        wanted=np.zeros(tokens + 1, np.int64),
+        num_positions=0,
+    )
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return StepBatch(
+        positions=torch.from_numpy(host.positions),
+        slots=torch.from_numpy(host.slots),
+        block_tables=torch.from_numpy(host.block_tables),
+        query_starts=torch.from_numpy(host.query_starts),
+        context_lens=torch.from_numpy(host.context_lens),
         token_ids=nothing,
         sampled=nothing,
         prompt_scored=nothing,
-        wanted=zeros(tokens + 1, dtype=torch.int64),
+        wanted=torch.from_numpy(host.wanted),
         state_slots=None,
         state_from=None,
         tail_ids=None,
         rows=_NO_ROWS,
+        host=host,
     )

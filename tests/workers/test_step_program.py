@@ -163,11 +163,13 @@ def test_steps_of_one_token_are_recorded(tmp_path: Path) -> None:
     assert alone == run_tracks(roomy.execute, [Track(0, list(tokens), list(range(8)))], 10, 6)
 
 
-def test_a_position_beyond_the_rotary_table_is_refused(llama_path: Path) -> None:
+@pytest.mark.parametrize("shift", [506, -1])
+def test_a_position_beyond_the_rotary_table_is_refused(llama_path: Path, shift: int) -> None:
     runner = lone_runner(llama_path, NUM_BLOCKS)
     assert runner._program is not None
     _, batch = first_steps(1)
-    beyond = dataclasses.replace(batch, positions=batch.positions + 506)
+    host = dataclasses.replace(batch.host, positions=batch.host.positions + np.int32(shift))
+    beyond = dataclasses.replace(batch, host=host)
     with pytest.raises(AssertionError, match="rotary table"), torch.inference_mode():
         runner._program.run(runner._model.embed(batch.token_ids), beyond)
 
