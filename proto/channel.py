@@ -34,6 +34,9 @@ CONNECT_MAX_S = 60.0
 
 _KEEPALIVE_S = 60  # then the system asks whether the other end of a connection is there; it ends minutes later
 
+# Plain numbers: to combine and look up zmq's own costs as much as to send a message.
+_NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
 _ZAP_DOMAIN = "airside"
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -67,6 +70,8 @@ class Hub:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._close = weakref.finalize(self, _close, self._context, self._socket)
         self.received: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -94,14 +99,12 @@ class Hub:
 
     def receive(self, timeout_ms: int) -> Iterator[Envelope]:
         """Waits at most `timeout_ms` for a first message, then yields all that have come. Refused ones are counted."""
-        if not self._socket.poll(timeout_ms):
-            return
-        while True:
+        while self._poller.poll(timeout_ms):  # to receive in vain costs several times as much
+            timeout_ms = 0
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                envelope = self._open(_receive_frames(self._socket))
             except zmq.Again:
                 return
-            envelope = self._open(frames)
             if envelope is not None:
                 yield envelope
 
@@ -124,7 +127,11 @@ class Hub:
     def send_frame(self, peer: str, frame: bytes, attachments: Sequence[memoryview] = ()) -> bool:
         """The same for a message that is encoded already, as one that goes to several peers is."""
         try:
-            self._socket.send_multipart([peer.encode(), frame, *attachments], zmq.NOBLOCK, copy=not attachments)
+            self._socket.send(peer.encode(), _NOW_AND_MORE)
+            if attachments:
+                self._socket.send_multipart([frame, *attachments], _NOW, copy=False)
+            else:
+                self._socket.send(frame, _NOW)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -140,6 +147,14 @@ class Hub:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The parts of a message. Raises zmq.Again when none is there."""
+    frames = [socket.recv(_NOW, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOW, copy=False))
+    return frames
 
 
 class _Admission:
@@ -221,7 +236,10 @@ class Link:
             ConnectionBroken: with keys only.
         """
         try:
-            self._socket.send_multipart([encode(message), *attachments], zmq.NOBLOCK)
+            if attachments:
+                self._socket.send_multipart([encode(message), *attachments], _NOW)
+            else:
+                self._socket.send(encode(message), _NOW)
         except zmq.Again:
             # A connection that was refused is not made again: then there is nothing that a message could wait for.
             if self._connection is not None:
@@ -246,9 +264,11 @@ class Link:
                 self._connection.check()
             # That the connection was made is said once, and nothing to wake up for.
             return self.receive(timeout_ms) if self._connection.events in ready else None
-        frames = self._socket.recv_multipart(copy=False)
         try:
+            frames = _receive_frames(self._socket)
             message = decode(frames[0].buffer)
+        except zmq.Again:
+            return None
         except MessageRefused as error:
             self.refused[error.why] += 1
             return None
