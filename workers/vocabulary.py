@@ -62,7 +62,7 @@ class VocabParallelEmbedding:
             table = weights.table(f"{name}.weight", (vocab_size, hidden_size), own)
             # Where there is no token for this rank, all look up a row that counts for nothing.
             table = table if self._num_rows else table.new_zeros(1, hidden_size)
-            self._look_up = lambda rows: functional.embedding(rows, table)
+            self._look_up = lambda rows: table.index_select(0, rows)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden]."""
