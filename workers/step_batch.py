@@ -62,8 +62,7 @@ class StepBatch(PlacedRows):
 
 def needs_sampled_before(plan: StepPlan) -> bool:
     """Whether the plan names tokens by their place in what the step before it sampled."""
-    token_ids = column(plan.token_ids, np.int32)
-    return len(token_ids) > 0 and bool(np.minimum.reduce(token_ids) < 0)
+    return min(column(plan.token_ids, np.int32).tolist(), default=0) < 0
 
 
 def read_rows(plan: StepPlan, sampled_before: NDArray[np.int32] | None = None) -> Rows:
