@@ -391,8 +391,9 @@ void store_rows(const PagedAttention& args, const AttentionTile& tile, const Par
     const int64_t token = tile.first_token + row / group;
     T* out = static_cast<T*>(args.out) + (token * args.num_heads + head) * args.head_dim;
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      store_first(out + d, load(all.sums + row * width + d) / splat(all.masses[row]),
-                  args.head_dim - d);
+      // A row's first part is merged or taken as it is, as other rows want: -0 becomes 0 in both.
+      const Floats sum = load(all.sums + row * width + d) + Floats{};
+      store_first(out + d, sum / splat(all.masses[row]), args.head_dim - d);
     }
   }
 }
@@ -416,11 +417,13 @@ void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile,
   clear(args, b.all, num_rows);
   visit(dtype, [&]<typename T>(T*) {
     load_queries<T>(args, tile, b.queries);
-    for (int64_t start = tile.begin / kKeyTile * kKeyTile; start < tile.end; start += kKeyTile) {
+    const int64_t first = tile.begin / kKeyTile * kKeyTile;
+    for (int64_t start = first; start < tile.end; start += kKeyTile) {
       attend_keys<T>(
-          args, tile, next, b, start, [&](int64_t) { return b.part; },
+          args, tile, next, b, start,
+          [&](int64_t row) { return start == first ? rows_from(args, b.all, row) : b.part; },
           [&](int64_t row, int64_t rows) {
-            merge<T>(args, b.part, rows, rows_from(args, b.all, row));
+            if (start != first) merge<T>(args, b.part, rows, rows_from(args, b.all, row));
           });
     }
     store_rows<T>(args, tile, b.all);
@@ -441,17 +444,15 @@ void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& t
   });
 }
 
-void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts,
-                 float* scratch) {
-  const Buffers b = carve(args, scratch);
+void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts) {
   const int64_t num_rows = tile.num_tokens * args.group();
-  clear(args, b.all, num_rows);
+  const Parts all = carve_parts(args, num_rows, parts);
   visit(dtype, [&]<typename T>(T*) {
-    for (int64_t i = 0; i < tile.num_key_tiles(); ++i) {
+    for (int64_t i = 1; i < tile.num_key_tiles(); ++i) {
       float* part = parts + i * parts_floats(args, num_rows);
-      merge<T>(args, carve_parts(args, num_rows, part), num_rows, b.all);
+      merge<T>(args, carve_parts(args, num_rows, part), num_rows, all);
     }
-    store_rows<T>(args, tile, b.all);
+    store_rows<T>(args, tile, all);
   });
 }
 

@@ -16,8 +16,7 @@ void attend(DType dtype, const PagedAttention& args, const AttentionTile& tile,
             const AttentionTile* next, float* scratch);
 void attend_part(DType dtype, const PagedAttention& args, const AttentionTile& tile, int64_t index,
                  float* part, float* scratch);
-void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts,
-                 float* scratch);
+void merge_parts(DType dtype, const PagedAttention& args, const AttentionTile& tile, float* parts);
 void sum_parts(DType dtype, const SumParts& args);
 float largest(const float* values, int64_t n);
 void weigh(const float* logits, int64_t n, float top, float temperature, float* weights);

@@ -170,8 +170,7 @@ struct Kernels {
   // may be computed in any order; and then the result.
   void (*attend_part)(DType, const PagedAttention&, const AttentionTile&, int64_t index,
                       float* part, float* scratch);
-  void (*merge_parts)(DType, const PagedAttention&, const AttentionTile&, float* parts,
-                      float* scratch);
+  void (*merge_parts)(DType, const PagedAttention&, const AttentionTile&, float* parts);
   // Each element's sum in float32 and in the order of the parts, rounded once.
   void (*sum_parts)(DType, const SumParts&);
   // The largest of values[0, n); NaN counts as -inf.

@@ -73,14 +73,14 @@ void attend_by_keys(DType dtype, const PagedAttention& args,
                     scratch_floats(scratch));
   });
   const int64_t cost_merge = part_floats / static_cast<int64_t>(tiles.size());
-  AIRSIDE_ISA::parallel_for(
-      static_cast<int64_t>(pieces.size()), cost_merge, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const Piece& piece = pieces[i];
-          if (piece.key_tile != 0) continue;
-          isa.merge_parts(dtype, args, *piece.tile, parts + piece.part, scratch_floats(scratch));
-        }
-      });
+  AIRSIDE_ISA::parallel_for(static_cast<int64_t>(pieces.size()), cost_merge,
+                            [&](int64_t begin, int64_t end) {
+                              for (int64_t i = begin; i < end; ++i) {
+                                const Piece& piece = pieces[i];
+                                if (piece.key_tile != 0) continue;
+                                isa.merge_parts(dtype, args, *piece.tile, parts + piece.part);
+                              }
+                            });
 }
 
 }  // namespace
