@@ -116,7 +116,8 @@ template <typename T, int kRows, int kVectors>
 
 // scores[r, t] = scale * queries[r] . keys[t] for kRows rows and the keys [begin, end) of the tile
 // at least; queries in rows of steps * kParts cells. Few rows wait for memory: meanwhile the values
-// of these keys are fetched, and the next keys.
+// of these keys are fetched, and the next keys, into the second-level cache, which waits for more
+// lines at once than the first.
 template <typename T, int kRows>
 void score(const float* queries, const Words32& keys, const Words32& values, int64_t steps,
            int64_t begin, int64_t end, float scale, float* scores) {
@@ -141,8 +142,8 @@ void score(const float* queries, const Words32& keys, const Words32& values, int
       for (int j = 0; j < kVectors; ++j) words[j] = load_words(key[j] + step * keys.stride);
 #pragma GCC unroll 4
       for (int j = 0; kFetches && j < kVectors; ++j) {
-        __builtin_prefetch(next_key[j] + step * keys.stride);
-        __builtin_prefetch(value[j] + step * kGroup);
+        __builtin_prefetch(next_key[j] + step * keys.stride, 0, 2);
+        __builtin_prefetch(value[j] + step * kGroup, 0, 2);
       }
       multiply_step<T>(queries + step * kParts<T>, steps * kParts<T>, words, sums);
     }
