@@ -23,9 +23,9 @@ from airside.workers.model_config import (
 )
 
 DTYPES = ("bfloat16", "float16", "float32")
+STEP_TOKENS = 2048
 CPU_STEP_TOKENS = 512
-"""With more, a layer's activations leave the caches."""
-GPU_STEP_TOKENS = 2048
+"""Of a CPU, where prompts may come in chunks: with more, a layer's activations leave the caches."""
 CPU_MIXED_TOKENS = 32
 """So many rows take a CPU's arithmetic as long as its memory takes for the weights; fewer cost no less, and more make
 those who decode wait in proportion."""
@@ -324,7 +324,7 @@ def _device(config: Config, machine: Machine) -> str:
 
 
 def _step_tokens(config: Config, model: ModelConfig, device: str) -> int:
-    wanted = CPU_STEP_TOKENS if device == "cpu" else GPU_STEP_TOKENS
+    wanted = CPU_STEP_TOKENS if device == "cpu" and config.engine.enable_chunked_prefill else STEP_TOKENS
     return config.engine.max_num_batched_tokens or max(wanted, model.pictures.num_atomic)
 
 

@@ -164,12 +164,12 @@ class EngineBlock(Block):
     )
     max_num_seqs: Count = Field(default=64, description="sequences computed in one step")
     max_num_batched_tokens: AutoCount = Field(
-        default=None, description="tokens computed in one step; auto: 512 on the CPU, else 2048"
+        default=None, description="tokens computed in one step; auto: 512 on the CPU with chunks, else 2048"
     )
     max_num_mixed_tokens: AutoCount = Field(
         default=None,
-        description="tokens computed in one step beside which outputs go on, so that these come evenly; prompts get "
-        "half of it at the least; auto: 32 on the CPU, else as many as in any step",
+        description="tokens computed in one step in which outputs go on, theirs included, so that these come evenly; "
+        "prompts get half of it at the least; auto: 32 on the CPU, else as many as in any step",
     )
     kv_cache_memory: AutoBytes = Field(default=None, description="per rank; auto: decided from the memory that is free")
     block_size: Literal[8, 16, 32, 64, 128] = Field(default=16, description="tokens in one block of the KV cache")

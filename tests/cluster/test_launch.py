@@ -131,7 +131,7 @@ def test_our_own_ray_has_room_for_what_starts_first() -> None:
         ({"model": {"max_model_len": 5000}}, "model.max_model_len is 5000, but the model has 4096"),
         ({"engine": {"device": "cuda"}}, "engine.device is cuda, but this machine has no NVIDIA GPU"),
         ({"engine": {"drafts": {"method": "mtp"}}}, "engine.drafts.method is mtp, but this LlamaForCausalLM .* ngram"),
-        ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(512\) must hold"),
+        ({"engine": {"enable_chunked_prefill": False}}, r"engine.max_num_batched_tokens \(2048\) must hold"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_key(config: dict[str, Any], message: str) -> None:

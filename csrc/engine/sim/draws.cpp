@@ -36,7 +36,8 @@ EngineConfig DrawConfig(Dice& dice) {
   config.atomic_images = dice.Chance(40);
   config.max_queued_requests = dice.Draw(1, 20);
   config.max_queued_tokens = dice.Draw(20, 500);
-  // By dice of its own, so that the seeds of past failures go on meaning what they did.
+  // By dice of its own: what is drawn for the seeds of past failures stays as it was, and the two
+  // that there are have no such limit, or no step that it counts in.
   Dice later(static_cast<std::uint64_t>(config.max_queued_tokens));
   config.max_num_mixed_tokens = later.Chance(50) ? 0 : later.Draw(1, 24);
   return config;

@@ -47,8 +47,7 @@ void PlanCheck::CheckStep() const {
 
 // Who decodes waits for few tokens of prompts.
 void PlanCheck::CheckMixture() const {
-  // With a prefix cache, one that is computed again can look like a decode.
-  if (!config_.LimitsMixedSteps() || config_.enable_prefix_caching) return;
+  if (!config_.LimitsMixedSteps()) return;
   std::int32_t of_decodes = 0;
   std::int32_t of_prompts = 0;
   for (const PlanRow& row : rows_) {
