@@ -27,8 +27,8 @@ STEP_TOKENS = 2048
 CPU_STEP_TOKENS = 512
 """Of a CPU, where prompts may come in chunks: with more, a layer's activations leave the caches."""
 CPU_MIXED_TOKENS = 32
-"""So many rows take a CPU's arithmetic as long as its memory takes for the weights; fewer cost no less, and more make
-those who decode wait in proportion."""
+"""A step of so many takes two to three times as long as one decode alone, which reads the weights, too. With more,
+those who decode wait in proportion; with fewer, the weights are read more often for each prompt."""
 ENDPOINT_LENGTH_MAX = 100
 """Of an ipc path: the system's limit for socket paths is 107 bytes."""
 

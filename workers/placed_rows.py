@@ -28,7 +28,10 @@ class PlacedRows:
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """The same as arrays, on the host."""
+    """The same as arrays on the host, of the same shapes; positions on one axis.
+
+    Not to be written to: steps share some.
+    """
 
     positions: NDArray[np.int32]
     slots: NDArray[np.int64]
@@ -40,7 +43,7 @@ class HostRows:
 def place_rows(
     starts: NDArray[np.int32], ends: NDArray[np.int32], tables: NDArray[np.int32], block_size: int, device: torch.device
 ) -> PlacedRows:
-    """As `place_on_host`."""
+    """The rows of `place_on_host` as tensors on the device."""
     placed = place_on_host(starts, ends, tables, block_size)
     return PlacedRows(
         positions=on_device(placed.positions, device),

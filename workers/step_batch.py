@@ -57,7 +57,7 @@ class StepBatch(PlacedRows):
     state_from: Tensor | None  # [num_seqs] int64: as in StepPlan; likewise
     tail_ids: Tensor | None  # [num_seqs, tail_tokens] int64: the tokens before each row; None: not asked for
     rows: Rows
-    host: HostBatch
+    host: HostBatch  # as built: what replaces tensors of the batch leaves it, and makes a step that is not recorded
 
 
 def needs_sampled_before(plan: StepPlan) -> bool:

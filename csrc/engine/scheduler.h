@@ -87,7 +87,7 @@ class Scheduler {
   struct Planning : Selection {
     Seconds now = 0;
     std::int32_t tokens_left = 0;
-    std::int32_t prompt_tokens_left = 0;  // of them, those that prompts may have
+    std::int32_t prompt_tokens_left = 0;  // of them, those for prompts; below 0 behind drafts
     std::int32_t num_sampling = 0;        // rows so far
     std::int32_t num_decodes_left = 0;    // still to be looked at: each needs a token
     bool short_of_blocks = false;         // somebody that runs was preempted, or sits this step out

@@ -167,7 +167,7 @@ struct Kernels {
   void (*attend)(DType, const PagedAttention&, const AttentionTile&, const AttentionTile* next,
                  float* scratch);
   // The same in two steps, to the bit: the parts of each tile of keys, one behind the other, which
-  // may be computed in any order; and then the result.
+  // may be computed in any order; and then the result, for which the first part is overwritten.
   void (*attend_part)(DType, const PagedAttention&, const AttentionTile&, int64_t index,
                       float* part, float* scratch);
   void (*merge_parts)(DType, const PagedAttention&, const AttentionTile&, float* parts);
